@@ -1,0 +1,119 @@
+"""``EngineConfig``: the sizes of an engine, chosen once at start, and how they are chosen."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import Literal
+
+from jaxllm.errors import CapacityError, ParameterError
+from jaxllm.kv_cache.spec import KVSpec
+from jaxllm.models.config import DecoderConfig
+
+logger = logging.getLogger("jaxllm")
+
+Policy = Literal["fcfs", "priority"]
+
+MIN_BATCHED_TOKENS = 16
+CPU_POOL_FLOOR = 1 << 30
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """The sizes of an engine.
+
+    max_num_seqs: samples that run at once. max_num_batched_tokens: tokens computed per step. max_model_len: the most
+    tokens of a prompt and its output. block_size: slots per block. num_blocks: physical blocks, the null block
+    included. vocab_size: ids that can be sampled (the tokenizer's; the model's may be padded beyond).
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    block_size: int
+    num_blocks: int
+    vocab_size: int
+    enable_prefix_caching: bool = True
+    scheduling_policy: Policy = "fcfs"
+    max_logprobs: int = 20
+
+    def __post_init__(self) -> None:
+        check_int("max_num_seqs", self.max_num_seqs, 1)
+        check_int("max_num_batched_tokens", self.max_num_batched_tokens, MIN_BATCHED_TOKENS)
+        check_int("max_model_len", self.max_model_len, 2)
+        check_int("block_size", self.block_size, 1)
+        check_int("max_logprobs", self.max_logprobs, 0)
+        if not isinstance(self.enable_prefix_caching, bool):
+            raise ParameterError("enable_prefix_caching", self.enable_prefix_caching, "True or False")
+        if self.scheduling_policy not in ("fcfs", "priority"):
+            raise ParameterError("scheduling_policy", self.scheduling_policy, "'fcfs' or 'priority'")
+
+    @property
+    def blocks_per_sequence(self) -> int:
+        """Columns of the block table: blocks that a sequence of full length takes."""
+        return -(-self.max_model_len // self.block_size)
+
+    @property
+    def token_capacity(self) -> int:
+        """Tokens whose keys and values fit in the pool."""
+        return (self.num_blocks - 1) * self.block_size
+
+
+def check_int(name: str, value: object, low: int, high: int | None = None) -> None:
+    """Raise ``ParameterError`` unless ``value`` is an integer in ``[low, high]``."""
+    bound = f"an integer >= {low}" + ("" if high is None else f" and <= {high}")
+    if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
+        raise ParameterError(name, value, bound)
+
+
+def plan_memory(
+    *,
+    model: DecoderConfig,
+    spec: KVSpec,
+    block_size: int,
+    max_num_seqs: int,
+    max_model_len: int | None,
+    kv_cache_bytes: int | None,
+    free_bytes: int,
+    weight_bytes: int,
+    on_host: bool,
+) -> tuple[int, int]:
+    """Choose ``(max_model_len, num_blocks)``.
+
+    The pool takes ``kv_cache_bytes`` when given. Otherwise, on an accelerator, all of ``free_bytes``; on the host the
+    smallest of what ``max_num_seqs`` requests of full length need, a quarter of the free memory, and the larger of
+    1 GiB and the weights' bytes (a pool is zeroed at start, which takes about a second per GiB).
+    Without ``max_model_len`` the model's own is taken, or what fits if that is less (a warning says so). A
+    ``max_model_len`` that does not fit raises ``CapacityError`` with the largest that would.
+    """
+    if max_model_len is not None:
+        check_int("max_model_len", max_model_len, 2, model.max_position_embeddings)
+    if kv_cache_bytes is not None:
+        check_int("kv_cache_bytes", kv_cache_bytes, 1)
+    wanted_len = max_model_len or model.max_position_embeddings
+    block_bytes = spec.block_bytes(block_size) * len(spec.groups)
+    blocks_each = -(-wanted_len // block_size)
+    useful = (max_num_seqs * blocks_each + 1) * block_bytes
+    if kv_cache_bytes is not None:
+        budget = kv_cache_bytes
+    elif on_host:
+        budget = min(useful, free_bytes // 4, max(CPU_POOL_FLOOR, weight_bytes))
+        budget = max(budget, min((blocks_each + 1) * block_bytes, free_bytes // 4))
+    else:
+        budget = min(useful, free_bytes)
+    num_blocks = max(budget, 0) // block_bytes
+    fits = max(num_blocks - 1, 0) * block_size
+    if fits >= wanted_len:
+        return wanted_len, num_blocks
+    if fits < 2 or max_model_len is not None:
+        knob = "kv_cache_bytes" if kv_cache_bytes is not None or on_host else "gpu_memory_utilization"
+        raise CapacityError(
+            f"max_model_len={wanted_len} needs {(blocks_each + 1) * block_bytes:,} bytes of KV cache, but "
+            f"{max(budget, 0):,} are available: the largest max_model_len that fits is {fits}; lower max_model_len "
+            f"or raise {knob}"
+        )
+    logger.warning(
+        "max_model_len: the model allows %d tokens, the KV cache holds %d; using %d (set max_model_len or "
+        "kv_cache_bytes to choose)", wanted_len, fits, fits,
+    )
+    return fits, num_blocks

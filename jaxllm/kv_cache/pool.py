@@ -1,0 +1,33 @@
+"""The KV pool: level 2 of the page table, the storage. A pytree of arrays, donated through every step."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from jaxllm.kv_cache.spec import KVSpec
+
+KVPool = list[dict[str, Array]]
+"""Per pool position, the entries of ``KVSpec`` by name, each head-major ``[P blocks, K heads, S slots, H size]``."""
+
+
+def abstract_pool(spec: KVSpec, num_blocks: int, block_size: int) -> list[dict[str, jax.ShapeDtypeStruct]]:
+    """Shapes and dtypes of a pool."""
+    return [
+        {
+            name: jax.ShapeDtypeStruct((num_blocks, entry.heads, block_size, entry.size), jnp.dtype(entry.dtype))
+            for name, entry in spec.entries.items()
+        }
+        for _ in range(spec.arrays_per_group)
+    ]
+
+
+def allocate_pool(spec: KVSpec, num_blocks: int, block_size: int) -> KVPool:
+    """A pool of zeros. Block 0 is the null block: padding is written there and nothing reads it."""
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), abstract_pool(spec, num_blocks, block_size))
+
+
+def copy_blocks(pool: KVPool, source: Int[Array, " C"], target: Int[Array, " C"]) -> KVPool:
+    """Copy whole blocks within the pool, for copy-on-write. Pairs of null blocks (0, 0) do nothing."""
+    return jax.tree.map(lambda array: array.at[target].set(array[source]), pool)

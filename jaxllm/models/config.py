@@ -1,0 +1,97 @@
+"""``DecoderConfig``: one description that covers every decoder-only family; a family file only translates to it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import numpy as np
+
+from jaxllm.errors import UnsupportedModelError
+
+
+@dataclasses.dataclass(frozen=True)
+class RopeConfig:
+    """Rotary position embedding (Su et al. 2021, RoFormer), rotating halves as Hugging Face's Llama does.
+
+    theta: base of the geometric progression of wavelengths.
+    kind: "default"; "linear" divides positions by ``factor`` (Chen et al. 2023); "llama3" divides long wavelengths by
+        ``factor`` and interpolates in between (Llama 3.1, ``_compute_llama3_parameters`` in transformers).
+    frequency_divisors: explicit divisors per frequency, length head_dim / 2 (GGUF's ``rope_freqs.weight``); they
+        replace ``kind``.
+    """
+
+    theta: float = 10_000.0
+    kind: Literal["default", "linear", "llama3"] = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position: int = 8192
+    frequency_divisors: tuple[float, ...] | None = None
+
+    def inverse_frequencies(self, head_dim: int) -> np.ndarray:
+        """Angle per position, float32 ``[head_dim / 2]``."""
+        exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+        inverse = (1.0 / np.float32(self.theta) ** exponents).astype(np.float32)
+        if self.frequency_divisors is not None:
+            if len(self.frequency_divisors) != len(inverse):
+                raise UnsupportedModelError(
+                    f"rope has {len(self.frequency_divisors)} frequency divisors, but head_dim={head_dim} needs "
+                    f"{len(inverse)}"
+                )
+            return inverse / np.asarray(self.frequency_divisors, np.float32)
+        if self.kind == "linear":
+            return (inverse / np.float32(self.factor)).astype(np.float32)
+        if self.kind == "llama3":
+            return self._llama3(inverse)
+        return inverse
+
+    def _llama3(self, inverse: np.ndarray) -> np.ndarray:
+        wavelengths = 2 * np.pi / inverse
+        longest = self.original_max_position / self.low_freq_factor
+        shortest = self.original_max_position / self.high_freq_factor
+        smooth = (self.original_max_position / wavelengths - self.low_freq_factor) / (
+            self.high_freq_factor - self.low_freq_factor
+        )
+        between = (1 - smooth) * inverse / self.factor + smooth * inverse
+        scaled = np.where(wavelengths > longest, inverse / self.factor, inverse)
+        return np.where((wavelengths >= shortest) & (wavelengths <= longest), between, scaled).astype(np.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class DecoderConfig:
+    """The shapes and switches of a decoder-only transformer.
+
+    sliding_window: keys a query sees, itself included; ``None`` is full causal attention.
+    """
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    max_position_embeddings: int
+    rms_norm_eps: float = 1e-6
+    rope: RopeConfig = RopeConfig()
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    attention_output_bias: bool = False
+    mlp_bias: bool = False
+    sliding_window: int | None = None
+    activation: Literal["silu"] = "silu"
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim",
+                     "intermediate_size", "max_position_embeddings"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise UnsupportedModelError(f"the model's config has {name}={value!r}; a positive integer is needed")
+        if self.num_heads % self.num_kv_heads:
+            raise UnsupportedModelError(
+                f"num_attention_heads={self.num_heads} is not a multiple of num_key_value_heads={self.num_kv_heads}"
+            )
+        if self.head_dim % 2:
+            raise UnsupportedModelError(f"head_dim={self.head_dim} is odd; rotary embeddings need an even one")

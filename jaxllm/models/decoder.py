@@ -1,0 +1,136 @@
+"""The decoder: one NNX module tree, configured by ``DecoderConfig``, that reads and writes a paged KV cache."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, DTypeLike, Float, Int
+
+from jaxllm.models.config import DecoderConfig
+from jaxllm.models.layers import Embedding, Linear, RMSNorm, apply_rope, rope_tables
+from jaxllm.models.linear import linear
+from pallas_kernels import kv_write, paged_attention
+
+LayerCache = dict[str, Array]
+"""One layer's share of the pool: ``k`` and ``v``, each ``[P, K, S, H]``."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class StepContext:
+    """What all layers of one step share.
+
+    cos, sin: rotary tables of the step's positions. slots: where each token's keys and values go. attention: the
+    kernels' metadata (block tables, query ranges, lengths).
+    """
+
+    cos: Float[Array, "T half"]
+    sin: Float[Array, "T half"]
+    slots: Int[Array, " T"]
+    attention: Any
+
+
+class Attention(nnx.Module):
+    """Grouped-query attention over the paged cache; q, k and v are one fused product."""
+
+    def __init__(self, config: DecoderConfig, dtype: DTypeLike) -> None:
+        heads, kv_heads, size = config.num_heads, config.num_kv_heads, config.head_dim
+        self.split = (heads, kv_heads, size)
+        self.window = config.sliding_window
+        self.qkv = Linear(config.hidden_size, (heads + 2 * kv_heads) * size, ("heads", "embed"), dtype,
+                          bias=config.attention_bias)
+        self.out = Linear(heads * size, config.hidden_size, ("embed", "heads"), dtype,
+                          bias=config.attention_output_bias)
+
+    def __call__(self, x: Float[Array, "T D"], step: StepContext, cache: LayerCache
+                 ) -> tuple[Float[Array, "T D"], LayerCache]:
+        heads, kv_heads, size = self.split
+        qkv = self.qkv(x).reshape(x.shape[0], heads + 2 * kv_heads, size)
+        q = apply_rope(qkv[:, :heads], step.cos, step.sin)
+        k = apply_rope(qkv[:, heads:heads + kv_heads], step.cos, step.sin)
+        v = qkv[:, heads + kv_heads:]
+        k_pool, v_pool = kv_write(cache["k"], cache["v"], k, v, step.slots)
+        attended = paged_attention(q, k_pool, v_pool, step.attention, scale=size**-0.5, window=self.window)
+        return self.out(attended.reshape(x.shape[0], heads * size)), {"k": k_pool, "v": v_pool}
+
+
+class GatedMLP(nnx.Module):
+    """``down(silu(gate(x)) * up(x))`` (Shazeer 2020, SwiGLU); gate and up are one fused product."""
+
+    def __init__(self, config: DecoderConfig, dtype: DTypeLike) -> None:
+        self.gate_up = Linear(config.hidden_size, 2 * config.intermediate_size, ("mlp", "embed"), dtype,
+                              bias=config.mlp_bias)
+        self.down = Linear(config.intermediate_size, config.hidden_size, ("embed", "mlp"), dtype, bias=config.mlp_bias)
+
+    def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
+        gate, up = jnp.split(self.gate_up(x), 2, axis=-1)
+        activated = jax.nn.silu(gate.astype(jnp.float32)) * up.astype(jnp.float32)
+        return self.down(activated.astype(x.dtype))
+
+
+class DecoderLayer(nnx.Module):
+    """Attention and MLP, each behind its own norm, each added to the residual stream."""
+
+    def __init__(self, config: DecoderConfig, dtype: DTypeLike) -> None:
+        self.attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
+        self.attention = Attention(config, dtype)
+        self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
+        self.mlp = GatedMLP(config, dtype)
+
+    def __call__(self, x: Float[Array, "T D"], step: StepContext, cache: LayerCache
+                 ) -> tuple[Float[Array, "T D"], LayerCache]:
+        with jax.named_scope("attention"):
+            attended, cache = self.attention(self.attention_norm(x), step, cache)
+            x = x + attended
+        with jax.named_scope("mlp"):
+            x = x + self.mlp(self.mlp_norm(x))
+        return x, cache
+
+
+class Decoder(nnx.Module):
+    """Token ids in, normalized hidden states out; ``head_logits`` turns chosen rows of them into logits.
+
+    Built abstract: its parameters are shapes until ``nnx.merge`` puts arrays in their place.
+    """
+
+    def __init__(self, config: DecoderConfig, dtype: DTypeLike) -> None:
+        self.config = config
+        self.embedding = Embedding(config.vocab_size, config.hidden_size, dtype)
+        self.layers = nnx.List([DecoderLayer(config, dtype) for _ in range(config.num_layers)])
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
+        self.head = None if config.tie_word_embeddings else Linear(
+            config.hidden_size, config.vocab_size, ("vocab", "embed"), dtype)
+
+    def __call__(self, token_ids: Int[Array, " T"], positions: Int[Array, " T"], slots: Int[Array, " T"],
+                 attention: Any, cache: list[LayerCache]) -> tuple[Float[Array, "T D"], list[LayerCache]]:
+        cos, sin = rope_tables(positions, jnp.asarray(self.config.rope.inverse_frequencies(self.config.head_dim)))
+        step = StepContext(cos, sin, slots, attention)
+        x = self.embedding(token_ids)
+        new_cache = []
+        for layer, layer_cache in zip(self.layers, cache, strict=True):
+            graph, parameters = nnx.split(layer)
+            x, layer_cache = _run_layer(graph, nnx.to_pure_dict(parameters), x, step, layer_cache)
+            new_cache.append(layer_cache)
+        return self.norm(x), new_cache
+
+
+def head_parameters(params: dict[str, Any]) -> dict[str, Any]:
+    """The parameters that ``head_logits`` needs: the head's, or the embedding's where they are tied."""
+    return params["head"] if "head" in params else params["embedding"]
+
+
+def head_logits(head: dict[str, Any], rows: Float[Array, "B D"]) -> Float[Array, "B V"]:
+    """Float32 logits of hidden rows."""
+    return linear(rows, head["weight"], jnp.float32)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _run_layer(graph: nnx.GraphDef, parameters: Any, x: Array, step: StepContext, cache: LayerCache
+               ) -> tuple[Array, LayerCache]:
+    """One layer as a function of its own: layers of the same shapes are then traced once, not once each."""
+    return nnx.merge(graph, parameters)(x, step, cache)

@@ -1,0 +1,70 @@
+"""The building blocks of a decoder, as NNX modules whose parameters are described (``ShapeDtypeStruct``) before they
+exist: the same description serves initialization, loading, sharding and ahead-of-time compilation."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, DTypeLike, Float, Int
+
+from jaxllm.models.linear import linear
+from pallas_kernels.reductions import row_sum
+
+
+def parameter(shape: tuple[int, ...], dtype: DTypeLike, axes: tuple[str | None, ...]) -> nnx.Param:
+    """An abstract parameter with logical axis names, which a rules object maps to mesh axes."""
+    return nnx.Param(jax.ShapeDtypeStruct(shape, dtype), axes=axes)
+
+
+class Linear(nnx.Module):
+    """``x @ weight.T + bias``. The weight is stored ``[out, in]``: on CPUs that layout is both the faster one and the
+    one whose row results do not depend on the number of rows."""
+
+    def __init__(self, size_in: int, size_out: int, axes: tuple[str | None, str | None], dtype: DTypeLike,
+                 *, bias: bool = False) -> None:
+        self.weight = parameter((size_out, size_in), dtype, axes)
+        self.bias = parameter((size_out,), dtype, axes[:1]) if bias else None
+
+    def __call__(self, x: Float[Array, "T I"]) -> Float[Array, "T O"]:
+        y = linear(x, self.weight[...])
+        return y if self.bias is None else y + self.bias[...]
+
+
+class RMSNorm(nnx.Module):
+    """Root-mean-square normalization (Zhang and Sennrich 2019), in float32, summed in a fixed order."""
+
+    def __init__(self, size: int, epsilon: float, dtype: DTypeLike) -> None:
+        self.weight = parameter((size,), dtype, (None,))
+        self.epsilon = epsilon
+
+    def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
+        wide = x.astype(jnp.float32)
+        mean_square = row_sum(wide * wide) / x.shape[-1]
+        normed = wide * jax.lax.rsqrt(mean_square + self.epsilon)[..., None]
+        return (normed * self.weight[...].astype(jnp.float32)).astype(x.dtype)
+
+
+class Embedding(nnx.Module):
+    """Rows of a table ``[vocabulary, width]`` by token id."""
+
+    def __init__(self, vocab_size: int, size: int, dtype: DTypeLike) -> None:
+        self.weight = parameter((vocab_size, size), dtype, ("vocab", "embed"))
+
+    def __call__(self, token_ids: Int[Array, " T"]) -> Float[Array, "T D"]:
+        return self.weight[...].at[token_ids].get(mode="clip")
+
+
+def rope_tables(positions: Int[Array, " T"], inverse_frequencies: Float[Array, " half"]
+                ) -> tuple[Float[Array, "T half"], Float[Array, "T half"]]:
+    """Cosines and sines of each position's angles, float32."""
+    angles = positions.astype(jnp.float32)[:, None] * inverse_frequencies
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def apply_rope(x: Float[Array, "T N H"], cos: Float[Array, "T half"], sin: Float[Array, "T half"]
+               ) -> Float[Array, "T N H"]:
+    """Rotate the two halves of each head by its position's angles, in float32."""
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    cos, sin = cos[:, None, :], sin[:, None, :]
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)

@@ -1,0 +1,43 @@
+"""Which family serves which architecture."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jaxllm.errors import UnsupportedModelError
+from jaxllm.models.config import DecoderConfig
+from jaxllm.models.families import llama
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """What a family file provides."""
+
+    name: str
+    architectures: tuple[str, ...]
+    decoder_config: Callable[[Mapping[str, Any]], DecoderConfig]
+    weight_map: Callable[[DecoderConfig], dict[str, tuple[str, ...]]]
+    ignored_tensors: tuple[str, ...]
+
+
+FAMILIES = (
+    Family("llama", llama.ARCHITECTURES, llama.decoder_config, llama.weight_map, llama.IGNORED_TENSORS),
+)
+
+
+def family_of(hf_config: Mapping[str, Any]) -> Family:
+    """The family that serves a ``config.json``; ``UnsupportedModelError`` names the nearest ones otherwise."""
+    architectures = list(hf_config.get("architectures") or [])
+    for family in FAMILIES:
+        if any(architecture in family.architectures for architecture in architectures):
+            return family
+    known = [architecture for family in FAMILIES for architecture in family.architectures]
+    if not architectures:
+        raise UnsupportedModelError(f"the model's config names no architectures; supported: {', '.join(known)}")
+    near = difflib.get_close_matches(architectures[0], known, n=3, cutoff=0.5) or known
+    raise UnsupportedModelError(
+        f"architecture {architectures[0]!r} is not supported; the nearest that are: {', '.join(near)}"
+    )
