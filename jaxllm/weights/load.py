@@ -1,0 +1,162 @@
+"""``load_params``: tensors of a checkpoint to JAX arrays, one at a time, in their final dtype and sharding."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jaxllm.errors import CheckpointError, ParameterError
+from jaxllm.weights.convert import cast
+from jaxllm.weights.files import empty_aligned
+from jaxllm.weights.source import ModelSource
+from jaxllm.weights.spec import ParamSpec, Piece
+
+if TYPE_CHECKING:
+    import jax
+
+WeightMap = Mapping[str, Sequence[str | Piece]]
+"""For each parameter, the checkpoint tensors that it consists of, concatenated along axis 0."""
+
+_TASK_SIZE = 1 << 18  # elements: some milliseconds of work, so that threads share a large tensor evenly
+_MAX_THREADS = 8
+_MAX_SHOWN = 30  # problems listed in an error
+
+
+def load_params(
+    source: ModelSource,
+    specs: Mapping[str, ParamSpec],
+    weight_map: WeightMap,
+    *,
+    dtype: Any = None,
+    sharding: Callable[[str, ParamSpec], jax.sharding.Sharding] | None = None,
+    ignore: Iterable[str] = (),
+    progress: Callable[[int, int], None] | None = None,
+    threads: int | None = None,
+) -> dict[str, jax.Array]:
+    """Load every parameter of ``specs``.
+
+    dtype: what floating-point parameters become; ``None`` means the dtype of each spec.
+    sharding: where each parameter goes; ``None`` means the default device.
+    ignore: regular expressions for whole names of checkpoint tensors that no parameter needs.
+    progress: called after each parameter with the bytes loaded and the bytes in all.
+    threads: that read and convert; ``None`` means one per processor that this process may use, at most 8.
+
+    All names and shapes are checked before any data is read or memory taken; ``CheckpointError`` then lists everything
+    that is missing, left over or of the wrong shape. One parameter at a time is read, straight into the buffer that
+    becomes its array where the device is the CPU, so that the peak of host memory is the parameters and one of them.
+    """
+    if set(specs) != set(weight_map):
+        raise ParameterError("weight_map", sorted(set(specs) ^ set(weight_map)), "an entry for each spec and no other")
+    plan = {name: [piece if isinstance(piece, Piece) else Piece(piece) for piece in weight_map[name]] for name in specs}
+    check_checkpoint(source, specs, plan, ignore)
+    specs = {name: _with_dtype(spec, dtype) for name, spec in specs.items()}
+    total, done = sum(spec.nbytes for spec in specs.values()), 0
+    params = {}
+    with ThreadPoolExecutor(threads or min(_MAX_THREADS, _processors()), "load_params") as pool:
+        for name, spec in specs.items():
+            buffer = empty_aligned(spec.shape, spec.dtype)
+            _fill(source, plan[name], buffer, pool)
+            params[name] = _to_device(buffer, None if sharding is None else sharding(name, spec))
+            done += spec.nbytes
+            if progress is not None:
+                progress(done, total)
+    return params
+
+
+def check_checkpoint(
+    source: ModelSource, specs: Mapping[str, ParamSpec], plan: Mapping[str, Sequence[Piece]], ignore: Iterable[str] = ()
+) -> None:
+    """Compare names and shapes with the checkpoint's headers; one ``CheckpointError`` lists all differences."""
+    pieces = [piece for name in specs for piece in plan[name]]
+    needed = {piece.name for piece in pieces}
+    patterns = [re.compile(pattern) for pattern in ignore]
+    problems = [f"missing: {name}" for name in sorted(needed - set(source.tensors))]
+    extra = [name for name in sorted(set(source.tensors) - needed) if not any(p.fullmatch(name) for p in patterns)]
+    problems += [f"unexpected: {name}, of shape {list(source.tensors[name].shape)}" for name in extra]
+    for name, spec in specs.items():
+        if any(piece.name not in source.tensors for piece in plan[name]):
+            continue
+        shapes = [_piece_shape(source, piece) for piece in plan[name]]
+        joined = shapes[0] if len(shapes) == 1 else _concatenated(shapes)
+        if joined != spec.shape:
+            found = ", ".join(f"{piece.name} {list(shape)}" for piece, shape in zip(plan[name], shapes, strict=True))
+            problems.append(f"wrong shape: {name} should be {list(spec.shape)}, the checkpoint has {found}")
+    if problems:
+        shown = problems[:_MAX_SHOWN] + ([f"and {len(problems) - _MAX_SHOWN} more"] if problems[_MAX_SHOWN:] else [])
+        raise CheckpointError(f"{source.path} does not fit the model:\n  " + "\n  ".join(shown))
+
+
+def _piece_shape(source: ModelSource, piece: Piece) -> tuple[int, ...]:
+    shape = source.tensors[piece.name].shape
+    if piece.transform is None:
+        return shape
+    return piece.transform(np.broadcast_to(np.zeros((), source.dtype(piece.name)), shape)).shape
+
+
+def _concatenated(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
+    if not shapes or not all(shapes) or len({shape[1:] for shape in shapes}) > 1:
+        return None
+    return sum(shape[0] for shape in shapes), *shapes[0][1:]
+
+
+def _with_dtype(spec: ParamSpec, dtype: Any) -> ParamSpec:
+    from jax import dtypes
+
+    if dtype is None or not dtypes.issubdtype(spec.dtype, np.floating):
+        return spec
+    if not dtypes.issubdtype(dtype, np.floating):
+        raise ParameterError("dtype", dtype, "a floating-point dtype or None")
+    return dataclasses.replace(spec, dtype=dtype)
+
+
+def _fill(source: ModelSource, pieces: Sequence[Piece], buffer: np.ndarray, pool: ThreadPoolExecutor) -> None:
+    """Read the pieces into ``buffer``, one after another along axis 0, in tasks of equal size."""
+    tasks: list[Future[None]] = []
+    at = 0
+    for piece in pieces:
+        if piece.transform is not None:
+            end = at + _piece_shape(source, piece)[0] if buffer.ndim else 0
+            tasks.append(pool.submit(_read_transformed, source, piece, buffer[at:end] if buffer.ndim else buffer))
+            at = end
+            continue
+        info = source.tensors[piece.name]
+        if len(info.shape) < 2:
+            end = at + info.shape[0] if info.shape else 0
+            part = buffer[at:end] if info.shape else buffer
+            tasks.append(pool.submit(source.read_rows, piece.name, 0, 1, part))
+            at = end
+            continue
+        rows = max(1, _TASK_SIZE // max(1, math.prod(info.shape[1:])))
+        for start in range(0, info.rows, rows):
+            stop = min(start + rows, info.rows)
+            tasks.append(pool.submit(source.read_rows, piece.name, start, stop, buffer[at + start : at + stop]))
+        at += info.rows
+    for task in tasks:
+        task.result()
+
+
+def _read_transformed(source: ModelSource, piece: Piece, out: np.ndarray) -> None:
+    assert piece.transform is not None
+    cast(piece.transform(source.read(piece.name)), out)
+
+
+def _to_device(buffer: np.ndarray, sharding: jax.sharding.Sharding | None) -> jax.Array:
+    """Hand the buffer over to JAX (the CPU uses it in place) and wait, so that transfers do not pile up on the host."""
+    import jax
+
+    if sharding is not None and not sharding.is_fully_addressable:
+        array = jax.make_array_from_callback(buffer.shape, sharding, lambda index: buffer[index])
+    else:
+        array = jax.device_put(buffer, sharding)
+    return array.block_until_ready()
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,128 @@
+"""GGUF architectures: how their tensor names and metadata become a Hugging Face checkpoint's.
+
+A new architecture is one more entry of ``ARCHITECTURES``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxllm.errors import CheckpointError, UnsupportedModelError
+
+Metadata = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Architecture:
+    """One GGUF ``general.architecture``.
+
+    tensors: GGUF names to Hugging Face names; ``{}`` stands for the layer number in both.
+    config: the metadata to a ``config.json``; what depends on the tensors (``vocab_size``, tied embeddings, biases) and
+        the tokenizer (``bos_token_id``, ``eos_token_id``) is added by the reader, for all architectures alike.
+    permuted: GGUF names (with ``{}``) whose rows llama.cpp reorders for its rotary embedding, to the ``config`` key
+        that holds their number of heads.
+    """
+
+    tensors: Mapping[str, str]
+    config: Callable[[Metadata], dict[str, Any]]
+    permuted: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+def architecture_of(metadata: Metadata, where: object) -> Architecture:
+    """The entry for a file's architecture, or ``UnsupportedModelError``."""
+    name = metadata.get("general.architecture")
+    if name not in ARCHITECTURES:
+        raise UnsupportedModelError(f"{where} has the GGUF architecture {name!r}; supported: "
+                                    + ", ".join(sorted(ARCHITECTURES)))
+    return ARCHITECTURES[name]
+
+
+def split_layer(name: str) -> tuple[str, str]:
+    """A GGUF name with its layer number replaced by ``{}``, and that number (empty if it has none)."""
+    match = re.match(r"blk\.(\d+)\.", name)
+    return (name, "") if match is None else (f"blk.{{}}.{name[match.end():]}", match[1])
+
+
+def unpermuted_rows(rows: int, heads: int) -> np.ndarray:
+    """For each row of a query or key projection in Hugging Face's order, its row in llama.cpp's.
+
+    Hugging Face rotates the first half of a head's rows against its second half, llama.cpp even rows against odd ones.
+    """
+    return np.arange(rows).reshape(heads, rows // heads // 2, 2).swapaxes(1, 2).reshape(-1)
+
+
+def require(metadata: Metadata, key: str) -> Any:
+    """A metadata value without which the model cannot be described."""
+    if key not in metadata:
+        raise CheckpointError(f"the GGUF metadata has no {key!r}")
+    return metadata[key]
+
+
+def _rope_scaling(metadata: Metadata, prefix: str) -> dict[str, Any] | None:
+    kind = metadata.get(f"{prefix}.rope.scaling.type")
+    factor = metadata.get(f"{prefix}.rope.scaling.factor", metadata.get(f"{prefix}.rope.scale_linear"))
+    if kind == "none" or (kind is None and factor in (None, 0.0, 1.0)):
+        return None
+    scaling = {"rope_type": kind or "linear", "factor": factor}
+    original = metadata.get(f"{prefix}.rope.scaling.original_context_length")
+    if original is not None:
+        scaling["original_max_position_embeddings"] = original
+    return scaling
+
+
+def _llama_config(metadata: Metadata) -> dict[str, Any]:
+    if metadata.get("llama.expert_count"):
+        raise UnsupportedModelError(f"GGUF architecture 'llama' with llama.expert_count="
+                                    f"{metadata['llama.expert_count']} (mixture of experts) is not supported")
+    heads = require(metadata, "llama.attention.head_count")
+    width = require(metadata, "llama.embedding_length")
+    return {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": width,
+        "intermediate_size": require(metadata, "llama.feed_forward_length"),
+        "num_hidden_layers": require(metadata, "llama.block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": metadata.get("llama.attention.head_count_kv", heads),
+        "head_dim": metadata.get("llama.attention.key_length", width // heads),
+        "hidden_act": "silu",
+        "rms_norm_eps": require(metadata, "llama.attention.layer_norm_rms_epsilon"),
+        "rope_theta": metadata.get("llama.rope.freq_base", 10000.0),
+        "rope_scaling": _rope_scaling(metadata, "llama"),
+        "max_position_embeddings": require(metadata, "llama.context_length"),
+    }
+
+
+_LLAMA_TENSORS = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+    "blk.{}.attn_norm.weight": "model.layers.{}.input_layernorm.weight",
+    "blk.{}.ffn_norm.weight": "model.layers.{}.post_attention_layernorm.weight",
+    **{
+        f"blk.{{}}.{ours}.{part}": f"model.layers.{{}}.{theirs}.{part}"
+        for part in ("weight", "bias")
+        for ours, theirs in {
+            "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+            "attn_output": "self_attn.o_proj",
+            "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+        }.items()
+    },
+}
+
+ARCHITECTURES: dict[str, Architecture] = {
+    # Llama 2 and 3, Mistral, SmolLM2, TinyLlama: llama.cpp calls all of them "llama".
+    "llama": Architecture(
+        tensors=_LLAMA_TENSORS,
+        config=_llama_config,
+        permuted={
+            "blk.{}.attn_q.weight": "num_attention_heads", "blk.{}.attn_q.bias": "num_attention_heads",
+            "blk.{}.attn_k.weight": "num_key_value_heads", "blk.{}.attn_k.bias": "num_key_value_heads",
+        },
+    ),
+}

@@ -1,0 +1,60 @@
+"""``resolve``: what a user names as a model, to the checkpoint that is meant."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from jaxllm.errors import CheckpointError, ModelNotFoundError, ParameterError
+from jaxllm.weights.gguf import GGUFSource
+from jaxllm.weights.hub import download
+from jaxllm.weights.packaged import find_packaged, packaged_file
+from jaxllm.weights.safetensors import SafetensorsSource
+from jaxllm.weights.source import ModelSource
+
+
+def resolve(model: str | os.PathLike[str], revision: str | None = None) -> ModelSource:
+    """Find a model and read its headers; hub models are downloaded first if they are not in the cache.
+
+    model: in this order, a folder or ``.gguf`` file that exists; the name of a packaged model, in any letter case; a
+        hub id ``org/name``, or ``org/name:FILE`` for a GGUF file of a hub repository, where FILE is its name or a part
+        that only one has (``org/name:Q4_K_M``).
+    revision: branch, tag or commit of a hub repository.
+
+    Raises ``ModelNotFoundError``, ``CheckpointError``, ``UnsupportedModelError``.
+    """
+    text = os.fspath(model)
+    if not isinstance(text, str) or not text.strip():
+        raise ParameterError("model", model, "a hub id, a folder, a .gguf file or the name of a packaged model")
+    path = Path(text).expanduser()
+    packaged = None
+    if not path.exists() and isinstance(model, str):
+        packaged = find_packaged(text)
+    if path.exists() or packaged is not None:
+        if revision is not None:
+            raise ParameterError("revision", revision, f"only for hub ids, and {text!r} is not one")
+        return open_path(path) if packaged is None else GGUFSource(packaged_file(packaged), packaged.name)
+    if not isinstance(model, str) or _looks_like_path(text):
+        raise ModelNotFoundError(f"no such file or folder: {text!r}")
+    return open_path(download(text, revision), name=text)
+
+
+def open_path(path: Path, name: str | None = None) -> ModelSource:
+    """The checkpoint at a path that exists: a GGUF file, a Hugging Face folder, or a folder with just one GGUF file."""
+    if path.is_file():
+        if path.suffix.lower() != ".gguf":
+            raise CheckpointError(f"{path} is not a model that can be read: give a .gguf file, or the folder that "
+                                  "holds config.json and the safetensors files")
+        return GGUFSource(path, name)
+    if not (path / "config.json").exists():
+        found = sorted(path.glob("*.gguf"))
+        if len(found) == 1:
+            return GGUFSource(found[0], name)
+        if found:
+            raise CheckpointError(f"{path} has several GGUF files, give one: {', '.join(file.name for file in found)}")
+    return SafetensorsSource(path, name)
+
+
+def _looks_like_path(text: str) -> bool:
+    starts = text.startswith(("/", ".", "~"))
+    return starts or "\\" in text or text.count("/") > 1 or text.endswith((".gguf", ".safetensors", "/"))
