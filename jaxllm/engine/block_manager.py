@@ -1,0 +1,290 @@
+"""``BlockManager``: which physical blocks hold the keys and values of which sequence."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+
+import numpy as np
+
+from jaxllm.engine.block_pool import BlockPool
+from jaxllm.engine.integrity import require
+from jaxllm.engine.prefix_hash import HashChain, PrefixIdentity
+from jaxllm.engine.request import Sequence
+from jaxllm.errors import ParameterError
+
+PrefixBlocks = list[list[int]]
+"""For each group, the blocks of a prefix, in order."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BlockStats:
+    """How the pool is used: ``total = free + cached + used`` blocks; slots are of used blocks.
+
+    slots_filled: slots that hold the keys and values of a token, those shared by several sequences counted once.
+    prefix_queries, prefix_hits: tokens looked up in the prefix cache, and found, at each sequence's first admission.
+    """
+
+    total_blocks: int
+    free_blocks: int
+    cached_blocks: int
+    used_blocks: int
+    slots_allocated: int
+    slots_filled: int
+    prefix_queries: int
+    prefix_hits: int
+
+    @property
+    def kv_waste(self) -> float:
+        """The fraction of allocated slots that hold nothing."""
+        return 1.0 - self.slots_filled / self.slots_allocated if self.slots_allocated else 0.0
+
+    @property
+    def hit_rate(self) -> float:
+        """The fraction of tokens looked up that were found."""
+        return self.prefix_hits / self.prefix_queries if self.prefix_queries else 0.0
+
+
+@dataclasses.dataclass(slots=True)
+class _Holding:
+    """The blocks of one admitted sequence: a table per group, and how many of its columns are published."""
+
+    tables: list[list[int]]
+    num_published: int
+
+
+class BlockManager:
+    """Block tables of the running sequences, fed by one pool, with a prefix cache.
+
+    One block holds ``block_size`` tokens of one group of layers; all groups here use full attention, so that their
+    tables have equally many columns. Changes to the tables and the copies they need are collected until
+    ``take_changes``.
+
+    - Admission takes the longest published prefix, at most all tokens but the last, which has to be computed to sample.
+    - A block is published once it is full and computed, and never written to after.
+    - Forks share all blocks; who writes to a shared block first gets a copy.
+    """
+
+    def __init__(
+        self, num_blocks: int, block_size: int, num_groups: int = 1, enable_prefix_caching: bool = True
+    ) -> None:
+        for name, value in (("block_size", block_size), ("num_groups", num_groups)):
+            if value < 1:
+                raise ParameterError(name, value, "an integer >= 1")
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.num_groups = num_groups
+        self.enable_prefix_caching = enable_prefix_caching
+        self.weight_version = 0
+        self._generation = 0
+        self._prefix_queries = 0
+        self._prefix_hits = 0
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget every sequence and all content, whatever state an interrupted call has left."""
+        self._pool = BlockPool(self.num_blocks)
+        self._holdings: dict[Sequence, _Holding] = {}
+        self._updates: list[tuple[int, int, int, list[int]]] = []
+        self._copies: list[tuple[int, int]] = []
+        self._generation += 1
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that can be given out, cached ones included."""
+        return self._pool.num_free
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that so many tokens take, over all groups."""
+        return self.num_groups * -(-num_tokens // self.block_size)
+
+    def tables(self, sequence: Sequence) -> tuple[tuple[int, ...], ...]:
+        """The sequence's blocks, for each group."""
+        return tuple(tuple(table) for table in self._holdings[sequence].tables)
+
+    def holders(self) -> set[Sequence]:
+        """The sequences that hold blocks."""
+        return set(self._holdings)
+
+    def find_prefix(self, sequence: Sequence) -> PrefixBlocks:
+        """The longest published prefix of the sequence's tokens. Changes nothing."""
+        found: PrefixBlocks = [[] for _ in range(self.num_groups)]
+        if not self.enable_prefix_caching or sequence.wants_prompt_logprobs:
+            return found
+        chain = self._chain_of(sequence)
+        chain.extend(sequence.token_ids)
+        for content in chain.hashes[: (sequence.num_tokens - 1) // self.block_size]:
+            blocks = [self._pool.find((group, content)) for group in range(self.num_groups)]
+            for table, block in zip(found, blocks, strict=True):
+                if block is None:
+                    # A group that lacks this column ends the prefix for all.
+                    return [held[: min(map(len, found))] for held in found]
+                table.append(block)
+        return found
+
+    def free_blocks_to_admit(self, prefix: PrefixBlocks, num_tokens: int) -> int:
+        """How many free blocks it takes to hold ``num_tokens`` of a sequence whose prefix was found."""
+        unowned = sum(self._pool.references(block) == 0 for table in prefix for block in table)
+        return unowned + self.blocks_for(num_tokens) - sum(map(len, prefix))
+
+    def admit(self, sequence: Sequence, prefix: PrefixBlocks) -> None:
+        """Start the sequence's tables, in its slot, with the blocks of its prefix, which count as computed."""
+        for table in prefix:
+            for block in table:
+                self._pool.acquire(block)
+        columns = len(prefix[0])
+        self._holdings[sequence] = _Holding(prefix, columns)
+        self._record_tables(sequence, prefix)
+        sequence.num_computed = columns * self.block_size
+        if sequence.num_preemptions == 0:
+            sequence.num_cached_tokens = sequence.num_computed
+            if self.enable_prefix_caching and not sequence.wants_prompt_logprobs:
+                self._prefix_queries += sequence.num_tokens
+                self._prefix_hits += sequence.num_computed
+
+    def grow(self, sequence: Sequence, end: int) -> bool:
+        """Make the slots of tokens ``num_computed .. end - 1`` the sequence's own to write.
+
+        Adds blocks, and replaces shared ones by copies. False, and nothing changed, when free blocks do not suffice.
+        """
+        slot, tables = sequence.held_slot, self._holdings[sequence].tables
+        have, want = len(tables[0]), -(-end // self.block_size)
+        first = sequence.num_computed // self.block_size
+        shared = [
+            (group, column)
+            for group, table in enumerate(tables)
+            for column in range(first, have)
+            if self._pool.references(table[column]) > 1
+        ]
+        if len(shared) + self.num_groups * (want - have) > self._pool.num_free:
+            return False
+        for group, column in shared:
+            source, copy = tables[group][column], self._pool.allocate()
+            self._pool.release(source)
+            tables[group][column] = copy
+            self._copies.append((source, copy))
+            self._updates.append((group, slot, column, [copy]))
+        if want > have:
+            for group, table in enumerate(tables):
+                fresh = [self._pool.allocate() for _ in range(want - have)]
+                table.extend(fresh)
+                self._updates.append((group, slot, have, fresh))
+        return True
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """Start the child's tables, in its slot, with all of the parent's blocks."""
+        holding = self._holdings[parent]
+        tables = [table.copy() for table in holding.tables]
+        for table in tables:
+            for block in table:
+                self._pool.acquire(block)
+        self._holdings[child] = _Holding(tables, holding.num_published)
+        self._record_tables(child, tables)
+        child.num_computed = parent.num_computed
+        child.num_cached_tokens = parent.num_cached_tokens
+        child.hash_chain = parent.hash_chain.copy() if parent.hash_chain is not None else None
+
+    def publish(self, sequence: Sequence) -> None:
+        """Let others find the blocks that the sequence has computed in full."""
+        holding = self._holdings[sequence]
+        full = sequence.num_computed // self.block_size
+        if full <= holding.num_published or not self.enable_prefix_caching:
+            return
+        chain = sequence.hash_chain or self._chain_of(sequence)
+        if chain.generation != self._generation:
+            # Some of its keys and values date from before the reset.
+            return
+        chain.extend(sequence.token_ids[: full * self.block_size])
+        for group, table in enumerate(holding.tables):
+            for column in range(holding.num_published, full):
+                self._pool.publish(table[column], (group, chain.hashes[column]))
+        holding.num_published = full
+
+    def release(self, sequence: Sequence) -> None:
+        """Give back all of the sequence's blocks, the tail first: it is evicted before the head, which others share."""
+        holding = self._holdings.pop(sequence)
+        for column in reversed(range(len(holding.tables[0]))):
+            for table in holding.tables:
+                self._pool.release(table[column])
+
+    def take_changes(self) -> tuple[np.ndarray, np.ndarray]:
+        """(table updates i32[k, 4], block copies i32[c, 2]) since the last call, as in ``StepPlan``."""
+        lengths = [len(blocks) for *_, blocks in self._updates]
+        updates = np.empty((sum(lengths), 4), np.int32)
+        if self._updates:
+            groups, slots, columns, runs = zip(*self._updates, strict=True)
+            updates[:, 0] = np.repeat(groups, lengths)
+            updates[:, 1] = np.repeat(slots, lengths)
+            run_starts = np.cumsum(lengths) - lengths
+            updates[:, 2] = np.arange(len(updates)) + np.repeat(np.asarray(columns) - run_starts, lengths)
+            updates[:, 3] = [block for blocks in runs for block in blocks]
+        copies = np.asarray(self._copies, np.int32).reshape(-1, 2)
+        self._updates, self._copies = [], []
+        return updates, copies
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all published content. Running sequences go on with their blocks, but publish no more."""
+        self._pool.forget()
+        self._generation += 1
+        self._prefix_queries = self._prefix_hits = 0
+
+    def bump_weight_version(self) -> None:
+        """The weights have changed: nothing computed before is found again."""
+        self.weight_version += 1
+        self.reset_prefix_cache()
+
+    def stats(self) -> BlockStats:
+        """How the pool is used now, in time proportional to the number of running sequences."""
+        # Only blocks at or behind a sequence's last computed token can be less than full.
+        filled_of: dict[int, int] = {}
+        for sequence, holding in self._holdings.items():
+            for table in holding.tables:
+                for column in range(sequence.num_computed // self.block_size, len(table)):
+                    filled = max(0, min(self.block_size, sequence.num_computed - column * self.block_size))
+                    filled_of[table[column]] = max(filled_of.get(table[column], 0), filled)
+        allocated = self._pool.num_owned * self.block_size
+        return BlockStats(
+            total_blocks=self.num_blocks - 1,
+            free_blocks=self._pool.num_free - self._pool.num_cached,
+            cached_blocks=self._pool.num_cached,
+            used_blocks=self._pool.num_owned,
+            slots_allocated=allocated,
+            slots_filled=allocated - sum(self.block_size - filled for filled in filled_of.values()),
+            prefix_queries=self._prefix_queries,
+            prefix_hits=self._prefix_hits,
+        )
+
+    def check_integrity(self) -> None:
+        """Raise ``IntegrityError`` unless every invariant of tables and pool holds."""
+        owners: Counter[int] = Counter()
+        for sequence, holding in self._holdings.items():
+            columns = {len(table) for table in holding.tables}
+            require(len(holding.tables) == self.num_groups and len(columns) == 1, f"{sequence}: uneven tables")
+            capacity = columns.pop() * self.block_size
+            require(sequence.num_computed <= capacity, f"{sequence}: its table holds only {capacity} tokens")
+            require(holding.num_published * self.block_size <= sequence.num_computed, f"{sequence}: published too much")
+            for group, table in enumerate(holding.tables):
+                require(len(set(table)) == len(table), f"{sequence}: a block occurs twice in its table")
+                owners.update(table)
+                for column, block in enumerate(table):
+                    self._check_content(sequence, holding, group, column, block)
+        self._pool.check_integrity(owners)
+
+    def _check_content(self, sequence: Sequence, holding: _Holding, group: int, column: int, block: int) -> None:
+        key, chain = self._pool.key(block), sequence.hash_chain
+        if key is None:
+            return
+        require(column < holding.num_published, f"{sequence}: block {block}, not computed in full, is published")
+        expected = None if chain is None else (group, chain.hashes[column])
+        require(key == expected, f"{sequence}: block {block} holds other content")
+
+    def _chain_of(self, sequence: Sequence) -> HashChain:
+        chain = sequence.hash_chain
+        if chain is None or chain.generation != self._generation:
+            identity = PrefixIdentity(self.weight_version, None, sequence.params.cache_salt)
+            chain = sequence.hash_chain = HashChain(identity, self.block_size, self._generation)
+        return chain
+
+    def _record_tables(self, sequence: Sequence, tables: list[list[int]]) -> None:
+        slot = sequence.held_slot
+        self._updates.extend((group, slot, 0, table.copy()) for group, table in enumerate(tables) if table)

@@ -1,0 +1,109 @@
+"""``StepPlan``: everything the runner needs for one step, as plain numpy."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxllm.engine.request import Sequence
+
+
+class Sampler(NamedTuple):
+    """One token to sample: for which sequence, with which slot's sampling state, from the last token of which row.
+
+    A sequence forked in this step has no row of its own and samples from its parent's.
+    """
+
+    sequence: Sequence
+    slot: int
+    row: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class StepPlan:
+    """What one step computes. The runner applies, in order: block_copies, table_updates, forward, sample.
+
+    sequences: one per row, rows sorted by slot.
+    slot, start, count: i32[rows]; row r computes tokens start[r] .. start[r] + count[r] - 1 of its sequence.
+    samplers: sorted by slot; one sampled token is expected for each, in this order.
+    table_updates: i32[k, 4] of (group, slot, column, block), no two for the same place.
+    block_copies: i32[c, 2] of (source, destination), destinations distinct; all sources are read before any is written.
+    admitted: sequences that were given a slot in this step: their sampling state has to be set. Forks included.
+    preempted: sequences that lost their slot and blocks, to be recomputed later.
+    num_tokens: the sum of ``count``, at most the token budget.
+
+    A plan that is never run must be dropped (``Scheduler.drop``): the device then lacks its updates, which concern only
+    sequences that the plan itself names.
+    """
+
+    sequences: list[Sequence]
+    slot: np.ndarray
+    start: np.ndarray
+    count: np.ndarray
+    samplers: list[Sampler]
+    table_updates: np.ndarray
+    block_copies: np.ndarray
+    admitted: list[Sequence]
+    preempted: list[Sequence]
+    num_tokens: int
+
+    def token_ids(self) -> np.ndarray:
+        """i32[num_tokens]: the tokens to compute, row after row. Only before ``Scheduler.update``."""
+        return np.concatenate(
+            [
+                sequence.token_ids[start : start + count]
+                for sequence, start, count in zip(self.sequences, self.start.tolist(), self.count.tolist(), strict=True)
+            ]
+        )
+
+    def positions(self) -> np.ndarray:
+        """i32[num_tokens]: each token's position in its sequence."""
+        first_of_row = np.cumsum(self.count) - self.count
+        return (np.arange(self.num_tokens) + np.repeat(self.start - first_of_row, self.count)).astype(np.int32)
+
+
+@dataclasses.dataclass(slots=True)
+class StepDraft:
+    """A plan in the making: the tokens left to give, those given to each sequence, and what else changes.
+
+    forks: (parent, child), the parent being among those given tokens.
+    """
+
+    budget: int
+    counts: dict[Sequence, int] = dataclasses.field(default_factory=dict)
+    forks: list[tuple[Sequence, Sequence]] = dataclasses.field(default_factory=list)
+    admitted: list[Sequence] = dataclasses.field(default_factory=list)
+    preempted: list[Sequence] = dataclasses.field(default_factory=list)
+
+    def give(self, sequence: Sequence, count: int) -> None:
+        """Give the sequence ``count`` tokens of the budget."""
+        self.counts[sequence] = count
+        self.budget -= count
+
+    def plan(self, table_updates: np.ndarray, block_copies: np.ndarray) -> StepPlan:
+        """The finished plan."""
+        sequences = sorted(self.counts, key=lambda sequence: sequence.held_slot)
+        table = np.array(
+            [(s.held_slot, s.num_computed, self.counts[s], s.num_tokens) for s in sequences], np.int32
+        ).reshape(-1, 4)
+        slot, start, count, target = np.ascontiguousarray(table.T)
+        complete = np.flatnonzero(start + count == target).tolist()
+        samplers = [Sampler(sequences[row], sequences[row].held_slot, row) for row in complete]
+        if self.forks:
+            row_of = {sequence: row for row, sequence in enumerate(sequences)}
+            samplers += [Sampler(child, child.held_slot, row_of[parent]) for parent, child in self.forks]
+            samplers.sort(key=lambda sampler: sampler.slot)
+        return StepPlan(
+            sequences=sequences,
+            slot=slot,
+            start=start,
+            count=count,
+            samplers=samplers,
+            table_updates=table_updates,
+            block_copies=block_copies,
+            admitted=self.admitted,
+            preempted=self.preempted,
+            num_tokens=int(count.sum()),
+        )

@@ -1,0 +1,204 @@
+"""``Request``, what a user asked, and ``Sequence``, one sample of it, which is what gets scheduled."""
+
+from __future__ import annotations
+
+import enum
+import secrets
+import time
+from collections.abc import Iterable
+
+import numpy as np
+
+from jaxllm.engine.integrity import IntegrityError
+from jaxllm.engine.prefix_hash import HashChain
+from jaxllm.errors import ParameterError
+from jaxllm.outputs import FinishReason, OutputError, RequestMetrics
+from jaxllm.sampling_params import SamplingParams
+
+_FIRST_OUTPUT_CAPACITY = 64
+
+
+class SequenceStatus(enum.Enum):
+    """Where a sequence is in its life."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+class Request:
+    """One prompt with its sampling parameters, and the ``n`` sequences that answer it.
+
+    prompt_token_ids: i32[prompt length], never written to.
+    eos_token_ids: every end-of-sequence id of the model, whether or not the request honours them.
+    stop_ids: the ids that end this request's samples, which are masked before ``min_tokens``.
+    max_tokens: the most tokens to generate, at most the room that the prompt leaves in ``max_model_len``.
+    seed: the request's, or one drawn from the operating system.
+    arrival: its place in the order of arrival, set by the scheduler.
+    forked: whether samples 1 to n - 1 have left the care of sample 0.
+
+    Raises ``ParameterError`` for a prompt that is empty, too long or holds ids outside the vocabulary.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_token_ids: Iterable[int] | np.ndarray,
+        params: SamplingParams,
+        *,
+        max_model_len: int,
+        prompt: str | None = None,
+        eos_token_ids: Iterable[int] = (),
+        vocab_size: int | None = None,
+        arrival_time: float | None = None,
+    ) -> None:
+        self.request_id = request_id
+        self.prompt = prompt
+        self.prompt_token_ids = prompt_array(prompt_token_ids, max_model_len=max_model_len, vocab_size=vocab_size)
+        self.params = params
+        self.eos_token_ids = frozenset(eos_token_ids)
+        honoured = frozenset() if params.ignore_eos else self.eos_token_ids
+        self.stop_ids = honoured | frozenset(params.stop_token_ids or ())
+        room = max_model_len - len(self.prompt_token_ids)
+        self.max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+        self.seed = secrets.randbits(63) if params.seed is None else params.seed
+        self.arrival = 0
+        self.forked = False
+        self.error: OutputError | None = None
+        self.metrics = RequestMetrics(time.perf_counter() if arrival_time is None else arrival_time)
+        self.sequences = [Sequence(self, index) for index in range(params.n)]
+
+    @property
+    def finished(self) -> bool:
+        """Whether every sample is finished."""
+        return all(sequence.finished for sequence in self.sequences)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens whose keys and values were found in the prefix cache when the prompt was first run."""
+        return self.sequences[0].num_cached_tokens
+
+    def __repr__(self) -> str:
+        return f"Request({self.request_id!r}, prompt of {len(self.prompt_token_ids)} tokens, n={self.params.n})"
+
+
+class Sequence:
+    """One sample of a request: its tokens, and how far their keys and values are computed.
+
+    num_tokens: prompt and output so far, the target; num_computed: the tokens whose keys and values are in the cache.
+    slot: its row in the device's block table and sampling state while running, else ``None``.
+    order: its place under the scheduling policy, smaller first; unique.
+    num_cached_tokens: tokens found in the prefix cache when it was first admitted.
+    hash_chain: its block hashes, kept by the block manager across preemptions.
+    """
+
+    __slots__ = (
+        "_buffer", "finish_reason", "hash_chain", "index", "num_cached_tokens", "num_computed", "num_preemptions",
+        "num_prompt", "num_tokens", "order", "request", "slot", "status", "stop_reason",
+    )  # fmt: skip
+
+    def __init__(self, request: Request, index: int) -> None:
+        self.request = request
+        self.index = index
+        # The prompt's array is shared by all samples until the first token is appended.
+        self._buffer = request.prompt_token_ids
+        self.num_prompt = len(self._buffer)
+        self.num_tokens = self.num_prompt
+        self.num_computed = 0
+        self.slot: int | None = None
+        self.order: tuple[int, int, int] = (0, 0, index)
+        self.status = SequenceStatus.WAITING
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        self.num_cached_tokens = 0
+        self.num_preemptions = 0
+        self.hash_chain: HashChain | None = None
+
+    @property
+    def params(self) -> SamplingParams:
+        """The request's sampling parameters."""
+        return self.request.params
+
+    @property
+    def num_output(self) -> int:
+        """Tokens generated so far."""
+        return self.num_tokens - self.num_prompt
+
+    @property
+    def token_ids(self) -> np.ndarray:
+        """i32[num_tokens], prompt and output: a view, valid until the next append."""
+        return self._buffer[: self.num_tokens]
+
+    @property
+    def output_token_ids(self) -> np.ndarray:
+        """i32[num_output]: a view, valid until the next append."""
+        return self._buffer[self.num_prompt : self.num_tokens]
+
+    @property
+    def held_slot(self) -> int:
+        """The slot of a sequence that must have one."""
+        if self.slot is None:
+            raise IntegrityError(f"{self} has no slot")
+        return self.slot
+
+    @property
+    def last_token(self) -> int:
+        """The newest token."""
+        return int(self._buffer[self.num_tokens - 1])
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has ended, for whatever reason."""
+        return self.status is SequenceStatus.FINISHED
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether the prompt's log-probabilities are still to be reported from this sequence's forward passes.
+
+        Only sample 0 reports them, and has done so once it has generated a token. While it wants them the whole prompt
+        has to be computed, so the prefix cache is not read.
+        """
+        return self.index == 0 and self.params.prompt_logprobs is not None and self.num_tokens == self.num_prompt
+
+    def append(self, token: int) -> None:
+        """Add a generated token, in amortized constant time."""
+        if self.num_tokens == len(self._buffer):
+            output = max(_FIRST_OUTPUT_CAPACITY, 2 * self.num_output)
+            grown = np.empty(max(self.num_prompt + min(output, self.request.max_tokens), self.num_tokens + 1), np.int32)
+            grown[: self.num_tokens] = self._buffer
+            self._buffer = grown
+        self._buffer[self.num_tokens] = token
+        self.num_tokens += 1
+
+    def __repr__(self) -> str:
+        return (
+            f"Sequence({self.request.request_id!r}[{self.index}], {self.status.value}, slot={self.slot}, "
+            f"computed {self.num_computed} of {self.num_tokens})"
+        )
+
+
+def prompt_array(
+    token_ids: Iterable[int] | np.ndarray, *, max_model_len: int, vocab_size: int | None = None
+) -> np.ndarray:
+    """The prompt as a read-only i32 array, checked: not empty, room for one token, ids within the vocabulary."""
+    ids = token_ids if isinstance(token_ids, np.ndarray) else list(token_ids)
+    allowed = "integers >= 0" + (f" and < {vocab_size}, the vocabulary's size" if vocab_size is not None else "")
+    try:
+        array = np.asarray(ids)
+    except ValueError:
+        raise ParameterError("prompt_token_ids", ids, f"a flat list of {allowed}") from None
+    if array.size == 0:
+        raise ParameterError("prompt", ids if isinstance(ids, list) else [], "at least one token")
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise ParameterError("prompt_token_ids", ids, f"a flat list of {allowed}")
+    limit = 2**31 if vocab_size is None else vocab_size
+    wrong = array[(array < 0) | (array >= limit)]
+    if wrong.size:
+        raise ParameterError("prompt_token_ids", int(wrong[0]), f"token ids are {allowed}")
+    if array.size >= max_model_len:
+        allowed = f"at most {max_model_len - 1} tokens, one fewer than max_model_len={max_model_len}"
+        raise ParameterError("prompt length", array.size, allowed)
+    result = array.astype(np.int32)
+    result.flags.writeable = False
+    return result

@@ -1,0 +1,303 @@
+"""``Scheduler``: decides, step by step, which tokens of which sequences are computed."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import heapq
+from collections.abc import Iterable
+from typing import Literal, get_args
+
+import numpy as np
+
+from jaxllm.engine.block_manager import BlockManager
+from jaxllm.engine.integrity import IntegrityError, require
+from jaxllm.engine.plan import StepDraft, StepPlan
+from jaxllm.engine.request import Request, Sequence, SequenceStatus
+from jaxllm.engine.waiting_queue import WaitingQueue
+from jaxllm.errors import CapacityError, ParameterError
+from jaxllm.outputs import FinishReason
+
+Policy = Literal["fcfs", "priority"]
+
+_QUEUED = (SequenceStatus.WAITING, SequenceStatus.PREEMPTED)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """The limits of a step and the order in which sequences get their share.
+
+    max_num_seqs: sequences that run at once, each in a slot of its own.
+    max_num_batched_tokens: the token budget of a step.
+    max_model_len: the most tokens of a sequence, prompt and output.
+    policy: "fcfs" goes by arrival, "priority" by ``SamplingParams.priority``, smaller first, then by arrival.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    policy: Policy = "fcfs"
+
+    def __post_init__(self) -> None:
+        for name, low in (("max_num_seqs", 1), ("max_num_batched_tokens", 1), ("max_model_len", 2)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < low:
+                raise ParameterError(name, value, f"an integer >= {low}")
+        if self.policy not in get_args(Policy):
+            raise ParameterError("policy", self.policy, "one of " + ", ".join(map(repr, get_args(Policy))))
+
+
+class Scheduler:
+    """Continuous batching under one token budget.
+
+    There is no separate prefill: a sequence has ``num_computed`` tokens and a target, ``num_tokens``, and each step
+    computes some of the difference; when it reaches the target, a token is sampled.
+
+    - Running sequences go first, in policy order, then waiting ones, in policy order; prompts are computed in chunks.
+    - A sequence that lacks blocks takes them from the running sequence that goes last, whose blocks are freed and which
+      is computed anew later. It never takes them from one that goes before it: the last in order waits, keeping its
+      blocks. So the first in order always advances.
+    - A waiting sequence is admitted when a slot is free and blocks for all its tokens are, besides one more for each
+      that already runs. Nothing is preempted to admit another, whatever its priority.
+    - ``n`` samples compute their prompt once: the step that completes it in sample 0 forks the others into free slots;
+      those that find none wait like any other sequence, and will find most of the prompt in the prefix cache.
+
+    Raises ``CapacityError`` when the pool cannot hold one sequence of ``max_model_len``.
+    """
+
+    def __init__(self, config: SchedulerConfig, blocks: BlockManager) -> None:
+        available = blocks.num_blocks - 1
+        needed = blocks.blocks_for(config.max_model_len)
+        if needed > available:
+            fits = available // blocks.num_groups * blocks.block_size
+            raise CapacityError(
+                f"max_model_len={config.max_model_len} needs {needed} blocks of {blocks.block_size} tokens and the KV "
+                f"cache has {available}: raise num_blocks to {needed + 1}, or lower max_model_len to at most {fits}"
+            )
+        self.config = config
+        self.blocks = blocks
+        self._num_arrived = 0
+        self._clear()
+
+    def _clear(self) -> None:
+        self._requests: dict[str, Request] = {}
+        self._waiting = WaitingQueue()
+        self._running: list[Sequence] = []
+        self._free_slots = list(range(self.config.max_num_seqs))
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether any request is unfinished."""
+        return bool(self._requests)
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that hold a slot."""
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences in the queue: of an ``n``-sample request that has not run its prompt, only the first."""
+        return len(self._waiting)
+
+    @property
+    def requests(self) -> Iterable[Request]:
+        """The unfinished requests, in order of arrival."""
+        return self._requests.values()
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises ``ParameterError`` when its id is that of an unfinished one."""
+        if request.request_id in self._requests:
+            raise ParameterError("request_id", request.request_id, "an id that no unfinished request has")
+        room = self.config.max_model_len - len(request.prompt_token_ids)
+        if request.max_tokens > room:
+            allowed = f"at most {room}, the room that the prompt leaves in max_model_len={self.config.max_model_len}"
+            raise ParameterError("max_tokens", request.max_tokens, allowed)
+        request.arrival = self._num_arrived
+        self._num_arrived += 1
+        rank = request.params.priority if self.config.policy == "priority" else 0
+        for sequence in request.sequences:
+            sequence.order = (rank, request.arrival, sequence.index)
+        self._requests[request.request_id] = request
+        self._waiting.push(request.sequences[0])
+
+    def schedule(self) -> StepPlan | None:
+        """Plan the next step; ``None`` when no request is unfinished."""
+        step = StepDraft(self.config.max_num_batched_tokens)
+        self._schedule_running(step)
+        for sequence in step.counts.copy():
+            self._fork_samples(sequence, step)
+        if not step.preempted:
+            self._admit_waiting(step)
+        if not step.counts:
+            return None
+        return step.plan(*self.blocks.take_changes())
+
+    def update(self, plan: StepPlan, token_ids: np.ndarray | list[int]) -> None:
+        """Record that the plan has run and what it sampled, one token for each of ``plan.samplers``.
+
+        Sequences that finished since the plan was made are left alone.
+        """
+        if len(token_ids) != len(plan.samplers):
+            raise ValueError(f"{len(token_ids)} tokens for {len(plan.samplers)} samplers")
+        ends = (plan.start + plan.count).tolist()
+        for sequence, end in zip(plan.sequences, ends, strict=True):
+            if not sequence.finished:
+                sequence.num_computed = end
+                self.blocks.publish(sequence)
+        for (sequence, _, row), token in zip(plan.samplers, np.asarray(token_ids).tolist(), strict=True):
+            if not sequence.finished:
+                if sequence.num_computed != ends[row]:
+                    # A fork has no row of its own: what its parent computed counts for it too.
+                    sequence.num_computed = ends[row]
+                    self.blocks.publish(sequence)
+                sequence.append(token)
+
+    def finish(self, sequence: Sequence, reason: FinishReason, stop_reason: int | str | None = None) -> None:
+        """End one sample and free what it holds. Does nothing when it has ended already."""
+        if sequence.finished:
+            return
+        request = sequence.request
+        queued = sequence.status is not SequenceStatus.RUNNING and (sequence.index == 0 or request.forked)
+        if sequence.status is SequenceStatus.RUNNING:
+            self._leave(sequence)
+        sequence.status = SequenceStatus.FINISHED
+        sequence.finish_reason, sequence.stop_reason = reason, stop_reason
+        if queued:
+            self._waiting.discard(sequence)
+        if sequence.index == 0 and not request.forked:
+            # Without sample 0 to run the prompt, the others see to it themselves.
+            request.forked = True
+            self._queue(sample for sample in request.sequences if not sample.finished)
+        if request.finished:
+            del self._requests[request.request_id]
+
+    def abort(self, request_id: str, reason: FinishReason = "abort") -> bool:
+        """End all samples of a request; whether there was an unfinished one of that id."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return False
+        # Sample 0 last: until then the others are not queued for their own sake.
+        for sequence in reversed(request.sequences):
+            self.finish(sequence, reason)
+        return True
+
+    def drop(self, plan: StepPlan, reason: FinishReason = "error") -> list[Request]:
+        """End the requests that a plan which did not run concerns, and return them; the others can go on."""
+        concerned = [*plan.sequences, *plan.admitted]
+        requests = {sequence.request.request_id: sequence.request for sequence in concerned if not sequence.finished}
+        for request_id in requests:
+            self.abort(request_id, reason)
+        return list(requests.values())
+
+    def reset(self, reason: FinishReason = "abort") -> list[Request]:
+        """End everything and empty the cache, whatever state an interrupt has left; return the requests ended."""
+        requests = list(self._requests.values())
+        for request in requests:
+            for sequence in request.sequences:
+                if not sequence.finished:
+                    sequence.status, sequence.slot, sequence.finish_reason = SequenceStatus.FINISHED, None, reason
+        self._clear()
+        self.blocks.clear()
+        return requests
+
+    def _schedule_running(self, step: StepDraft) -> None:
+        position = 0
+        while position < len(self._running) and step.budget > 0:
+            sequence = self._running[position]
+            count = min(sequence.num_tokens - sequence.num_computed, step.budget)
+            while not self.blocks.grow(sequence, sequence.num_computed + count):
+                if self._running[-1] is sequence:
+                    return
+                step.preempted.append(self._preempt_last())
+            step.give(sequence, count)
+            position += 1
+
+    def _admit_waiting(self, step: StepDraft) -> None:
+        while step.budget > 0 and self._free_slots and (sequence := self._waiting.peek()) is not None:
+            prefix = self.blocks.find_prefix(sequence)
+            if self.blocks.free_blocks_to_admit(prefix, sequence.num_tokens) > self._spare_blocks():
+                return
+            self._waiting.pop()
+            self._enter(sequence, step)
+            self.blocks.admit(sequence, prefix)
+            count = min(sequence.num_tokens - sequence.num_computed, step.budget)
+            if not self.blocks.grow(sequence, sequence.num_computed + count):
+                raise IntegrityError(f"{sequence} was admitted without blocks")
+            step.give(sequence, count)
+            self._fork_samples(sequence, step)
+
+    def _fork_samples(self, parent: Sequence, step: StepDraft) -> None:
+        request = parent.request
+        if parent.index != 0 or request.forked or parent.num_computed + step.counts[parent] < parent.num_tokens:
+            return
+        request.forked = True
+        samples = [sample for sample in request.sequences[1:] if not sample.finished]
+        while samples and self._free_slots and self._spare_blocks() >= self.blocks.num_groups:
+            sample = samples.pop(0)
+            self._enter(sample, step)
+            self.blocks.fork(parent, sample)
+            step.forks.append((parent, sample))
+        self._queue(samples)
+
+    def _spare_blocks(self) -> int:
+        """Free blocks besides one for each running sequence, which it may need within its next block of tokens."""
+        return self.blocks.num_free_blocks - self.blocks.num_groups * len(self._running)
+
+    def _enter(self, sequence: Sequence, step: StepDraft) -> None:
+        sequence.slot = heapq.heappop(self._free_slots)
+        sequence.status = SequenceStatus.RUNNING
+        bisect.insort(self._running, sequence, key=_order)
+        step.admitted.append(sequence)
+
+    def _leave(self, sequence: Sequence) -> None:
+        heapq.heappush(self._free_slots, sequence.held_slot)
+        sequence.slot = None
+        del self._running[bisect.bisect_left(self._running, sequence.order, key=_order)]
+        self.blocks.release(sequence)
+
+    def _preempt_last(self) -> Sequence:
+        victim = self._running[-1]
+        self._leave(victim)
+        victim.status = SequenceStatus.PREEMPTED
+        victim.num_computed = 0
+        victim.num_preemptions += 1
+        victim.request.metrics.num_preemptions += 1
+        self._waiting.push(victim)
+        return victim
+
+    def _queue(self, sequences: Iterable[Sequence]) -> None:
+        for sequence in sequences:
+            self._waiting.push(sequence)
+
+    def check_integrity(self) -> None:
+        """Raise ``IntegrityError`` unless every invariant of slots, queues and blocks holds."""
+        slots = [sequence.slot for sequence in self._running]
+        all_slots = set(range(self.config.max_num_seqs))
+        require(len(slots) + len(self._free_slots) == len(all_slots), "a slot was lost or given twice")
+        require({*slots, *self._free_slots} == all_slots, "a slot was given twice")
+        orders = [sequence.order for sequence in self._running]
+        require(orders == sorted(set(orders)), "running sequences are not in order")
+        waiting = list(self._waiting)
+        require(len(waiting) == len(set(waiting)) == len(self._waiting), "the waiting queue miscounts")
+        for sequence in self._running:
+            require(sequence.status is SequenceStatus.RUNNING, f"{sequence} is among the running")
+            require(sequence.num_computed < sequence.num_tokens, f"{sequence} runs with nothing to compute")
+            require(sequence.num_tokens <= self.config.max_model_len, f"{sequence} is too long")
+        for sequence in waiting:
+            require(sequence.status in _QUEUED, f"{sequence} is in the queue")
+            require(sequence.slot is None and sequence.num_computed == 0, f"{sequence} waits and holds something")
+        known = {*self._running, *waiting}
+        for request in self._requests.values():
+            unfinished = [sample for sample in request.sequences if not sample.finished]
+            require(bool(unfinished), f"{request} is finished and not removed")
+            due = unfinished if request.forked else unfinished[:1]
+            require(known.issuperset(due), f"a sample of {request} was lost")
+            known.difference_update(due)
+        require(not known, f"{known} belong to no request")
+        require(self.blocks.holders() == set(self._running), "blocks are held by sequences that do not run")
+        self.blocks.check_integrity()
+
+
+def _order(sequence: Sequence) -> tuple[int, int, int]:
+    return sequence.order

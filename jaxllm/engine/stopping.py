@@ -1,0 +1,30 @@
+"""When a sample ends by its tokens or its length; stop strings, which need text, are the detokenizer's."""
+
+from __future__ import annotations
+
+from jaxllm.engine.request import Sequence
+from jaxllm.outputs import FinishReason
+
+
+def may_stop(sequence: Sequence) -> bool:
+    """Whether the newest token may end the sample by what it is: the first ``min_tokens`` tokens may not.
+
+    The device masks stop ids for the same tokens: output token number ``min_tokens + 1`` is the first that can be one.
+    """
+    return sequence.num_output > sequence.params.min_tokens
+
+
+def check_stop(sequence: Sequence, token: int) -> tuple[FinishReason | None, int | None]:
+    """Whether ``token``, just appended, ends the sample: (finish reason, stop reason), both ``None`` to go on.
+
+    End of sequence (any of the model's ids, unless ``ignore_eos``) has no stop reason; a stop id is its own. Both come
+    before the length, so that a sample whose last allowed token is one of them counts as complete.
+    """
+    request = sequence.request
+    if token in request.stop_ids and may_stop(sequence):
+        ends_sequence = token in request.eos_token_ids and not request.params.ignore_eos
+        return "stop", None if ends_sequence else token
+    # max_tokens never exceeds the room that max_model_len leaves.
+    if sequence.num_output >= request.max_tokens:
+        return "length", None
+    return None, None
