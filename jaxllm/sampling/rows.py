@@ -1,0 +1,236 @@
+"""Per-row sampling parameters: two packed arrays on the device, a persistent table by slot on the host."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from enum import IntEnum
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+from jaxllm.errors import ParameterError
+from jaxllm.sampling.variant import Variant, needs_filter, needs_penalties, needs_state, variant_of
+from jaxllm.sampling_params import MAX_SEED, SamplingParams
+
+_TINY = float(np.finfo(np.float32).tiny)
+_HUGE = float(np.finfo(np.float32).max)
+
+
+class _Real(IntEnum):
+    """Columns of ``SamplingRows.reals``."""
+
+    TEMPERATURE = 0
+    TOP_P = 1
+    LOG_MIN_P = 2
+    REPETITION = 3
+    FREQUENCY = 4
+    PRESENCE = 5
+
+
+class _Integer(IntEnum):
+    """Columns of ``SamplingRows.integers``."""
+
+    SLOT = 0
+    POSITION = 1
+    SEED_HIGH = 2
+    SEED_LOW = 3
+    SAMPLE_INDEX = 4
+    TOP_K = 5
+    STOP_FROM = 6
+    FLAGS = 7
+
+
+class _Flag(IntEnum):
+    """Bits of the FLAGS column."""
+
+    STATE = 1
+    PENALTIES = 2
+    LOGPROBS = 4
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SamplingRows:
+    """What each row of a sample step asks for, packed into two arrays so that dispatching them is cheap.
+
+    Rows of padding are greedy, ask for nothing, and name the slot one past the last.
+    """
+
+    reals: Float[Array, "B 6"]
+    integers: Int[Array, "B 8"]
+
+    @property
+    def num_rows(self) -> int:
+        """The bucket: rows of padding included."""
+        return self.reals.shape[0]
+
+    def _real(self, column: _Real) -> Float[Array, " B"]:
+        return self.reals[:, column]
+
+    def _integer(self, column: _Integer) -> Int[Array, " B"]:
+        return self.integers[:, column]
+
+    def _word(self, column: _Integer) -> UInt32[Array, " B"]:
+        return lax.bitcast_convert_type(self.integers[:, column], jnp.uint32)
+
+    def _flag(self, flag: _Flag) -> Bool[Array, " B"]:
+        return (self.integers[:, _Integer.FLAGS] & flag) != 0
+
+    @property
+    def temperature(self) -> Float[Array, " B"]:
+        """Positive, or 0 where the row is greedy."""
+        return self._real(_Real.TEMPERATURE)
+
+    @property
+    def top_p(self) -> Float[Array, " B"]:
+        """In (0, 1]; 1 is off."""
+        return self._real(_Real.TOP_P)
+
+    @property
+    def log_min_p(self) -> Float[Array, " B"]:
+        """Natural log of min_p; -inf is off."""
+        return self._real(_Real.LOG_MIN_P)
+
+    @property
+    def repetition_penalty(self) -> Float[Array, " B"]:
+        """Positive; 1 is off."""
+        return self._real(_Real.REPETITION)
+
+    @property
+    def frequency_penalty(self) -> Float[Array, " B"]:
+        """0 is off."""
+        return self._real(_Real.FREQUENCY)
+
+    @property
+    def presence_penalty(self) -> Float[Array, " B"]:
+        """0 is off."""
+        return self._real(_Real.PRESENCE)
+
+    @property
+    def slot(self) -> Int[Array, " B"]:
+        """The request's engine slot; the number of slots for padding."""
+        return self._integer(_Integer.SLOT)
+
+    @property
+    def position(self) -> Int[Array, " B"]:
+        """Absolute position of the token being generated."""
+        return self._integer(_Integer.POSITION)
+
+    @property
+    def noise_words(self) -> tuple[Array, Array, Array, Array]:
+        """uint32 [B] each: seed (high, low), sample index, position. The noise depends on nothing else."""
+        return (
+            self._word(_Integer.SEED_HIGH),
+            self._word(_Integer.SEED_LOW),
+            self._word(_Integer.SAMPLE_INDEX),
+            self._word(_Integer.POSITION),
+        )
+
+    @property
+    def top_k(self) -> Int[Array, " B"]:
+        """Positive, or 0 for off."""
+        return self._integer(_Integer.TOP_K)
+
+    @property
+    def stops_masked(self) -> Bool[Array, " B"]:
+        """Whether the output is still shorter than min_tokens."""
+        return self.position < self._integer(_Integer.STOP_FROM)
+
+    @property
+    def uses_state(self) -> Bool[Array, " B"]:
+        """Whether the row's slot of ``SamplingState`` is its own; a row that does not use it must not see it."""
+        return self._flag(_Flag.STATE)
+
+    @property
+    def uses_penalties(self) -> Bool[Array, " B"]:
+        """Whether any penalty is on."""
+        return self._flag(_Flag.PENALTIES)
+
+    @property
+    def wants_logprobs(self) -> Bool[Array, " B"]:
+        """Whether log-probabilities are reported."""
+        return self._flag(_Flag.LOGPROBS)
+
+
+class RowTable:
+    """The sampling parameters of the requests in the engine's slots, as numpy arrays filled once at admission.
+
+    ``rows`` then builds a step's ``SamplingRows`` by indexing, without a Python loop over requests.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self.num_slots = num_slots
+        self._reals = np.zeros((num_slots + 1, len(_Real)), np.float32)
+        self._integers = np.zeros((num_slots + 1, len(_Integer)), np.int32)
+        self._variant = np.zeros(num_slots + 1, np.int8)
+        self._reals[:, [_Real.TOP_P, _Real.REPETITION]] = 1.0
+        self._reals[:, _Real.LOG_MIN_P] = -np.inf
+        self._integers[:, _Integer.SLOT] = np.arange(num_slots + 1)
+
+    def set_slot(self, slot: int, params: SamplingParams, seed: int, sample_index: int, prompt_length: int) -> None:
+        """Fill a slot for one sample of a request.
+
+        seed: what the noise starts from, in [0, 2**63); the caller draws one where the request has none.
+        prompt_length: of the request's own prompt, also when it comes back after a preemption: min_tokens counts
+            from there.
+        """
+        if not 0 <= slot < self.num_slots:
+            raise ParameterError("slot", slot, f"0 to {self.num_slots - 1}")
+        if not 0 <= seed <= MAX_SEED:
+            raise ParameterError("seed", seed, f"0 to {MAX_SEED}")
+        filters = needs_filter(params)
+        reals = self._reals[slot]
+        # float32 holds neither 1e-320 nor 1e300: the nearest it holds have the same effect.
+        reals[_Real.TEMPERATURE] = 0.0 if params.greedy else _clamp(params.temperature)
+        reals[_Real.TOP_P] = _clamp(params.top_p) if filters else 1.0
+        reals[_Real.LOG_MIN_P] = math.log(params.min_p) if filters and params.min_p > 0 else -math.inf
+        reals[_Real.REPETITION] = _clamp(params.repetition_penalty)
+        reals[_Real.FREQUENCY] = params.frequency_penalty
+        reals[_Real.PRESENCE] = params.presence_penalty
+        integers = self._integers[slot]
+        integers[_Integer.SEED_HIGH] = _signed(seed >> 32)
+        integers[_Integer.SEED_LOW] = _signed(seed & 0xFFFFFFFF)
+        integers[_Integer.SAMPLE_INDEX] = sample_index
+        integers[_Integer.TOP_K] = min(params.top_k, 2**31 - 1) if filters and params.top_k > 0 else 0
+        integers[_Integer.STOP_FROM] = prompt_length + params.min_tokens if params.min_tokens else 0
+        integers[_Integer.FLAGS] = (
+            _Flag.STATE * needs_state(params)
+            + _Flag.PENALTIES * needs_penalties(params)
+            + _Flag.LOGPROBS * (params.logprobs is not None)
+        )
+        # Once min_tokens is reached, a request that asked for nothing else of FULL no longer needs it.
+        self._variant[slot] = variant_of(params.replace(min_tokens=0))
+
+    def rows(self, slots: np.ndarray, positions: np.ndarray, bucket: int) -> SamplingRows:
+        """The rows of a step, padded to ``bucket``: ``positions[i]`` is where slot ``slots[i]``'s new token goes.
+
+        The arrays are new at every call, so that the device may read them while the next step is built.
+        """
+        used = len(slots)
+        if used > bucket:
+            raise ParameterError("bucket", bucket, f"at least the number of rows, which is {used}")
+        index = np.full(bucket, self.num_slots)
+        index[:used] = slots
+        reals, integers = self._reals[index], self._integers[index]
+        integers[:used, _Integer.POSITION] = positions
+        return SamplingRows(reals, integers)
+
+    def variant(self, slots: np.ndarray, positions: np.ndarray) -> Variant:
+        """The variant that these slots need at these positions."""
+        if len(slots) == 0:
+            return Variant.GREEDY
+        if np.any(positions < self._integers[slots, _Integer.STOP_FROM]):
+            return Variant.FULL
+        return Variant(int(self._variant[slots].max()))
+
+
+def _clamp(value: float) -> float:
+    return min(max(value, _TINY), _HUGE)
+
+
+def _signed(word: int) -> int:
+    return word - 2**32 if word >= 2**31 else word
