@@ -1,0 +1,39 @@
+"""Attention kernels for LLM inference in JAX: arrays in, arrays out, for any JAX project.
+
+A paged KV cache is a pair of pools per layer, ``[P blocks, K kv heads, S slots, H head dim]``; a block table per
+request row names its blocks. One step runs prefill chunks and single-token decodes together, as T tokens in a row::
+
+    from pallas_kernels import kv_write, paged_attention, paged_attention_metadata
+
+    metadata = paged_attention_metadata(tables, query_start, lengths, num_tokens_padded=T, block_size=S)  # once a step
+    k_pool, v_pool = kv_write(k_pool, v_pool, k, v, slots)                                              # each layer
+    out = paged_attention(q, k_pool, v_pool, metadata, scale=H**-0.5)
+
+Block 0 is the null block: padding tokens write there, and nothing reads it. Each operation has several
+implementations behind one contract; `explain` says which one runs and why.
+"""
+
+from pallas_kernels.builtin import register_all as _register_all
+from pallas_kernels.kv_write import kv_write
+from pallas_kernels.paged_attention import (
+    PagedAttentionMetadata,
+    TokenRows,
+    paged_attention,
+    paged_attention_metadata,
+    positions_and_rows,
+)
+from pallas_kernels.registry import explain, implementations, operations
+
+_register_all()
+
+__all__ = [
+    "PagedAttentionMetadata",
+    "TokenRows",
+    "explain",
+    "implementations",
+    "kv_write",
+    "operations",
+    "paged_attention",
+    "paged_attention_metadata",
+    "positions_and_rows",
+]

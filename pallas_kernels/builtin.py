@@ -1,0 +1,47 @@
+"""The implementations that this package brings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from pallas_kernels.registry import PLATFORMS, register
+
+
+def register_all() -> None:
+    """Enter them in the registry; each is imported when it is first used."""
+    register(
+        "paged_attention",
+        "xla",
+        _loader("pallas_kernels.paged_attention.xla", "paged_attention_xla"),
+        summary="tuned XLA loops, any backend",
+        default_on=PLATFORMS,
+    )
+    register(
+        "paged_attention",
+        "oracle",
+        _loader("pallas_kernels.paged_attention.oracle", "paged_attention_oracle"),
+        summary="float64 on the host, for tests",
+    )
+    register(
+        "kv_write",
+        "xla",
+        _loader("pallas_kernels.kv_write.xla", "kv_write_xla"),
+        summary="one scatter per pool, any backend",
+        default_on=PLATFORMS,
+    )
+    register(
+        "kv_write",
+        "oracle",
+        _loader("pallas_kernels.kv_write.oracle", "kv_write_oracle"),
+        summary="a loop on the host, for tests",
+    )
+
+
+def _loader(module: str, name: str) -> Callable[[], Callable[..., Any]]:
+    def load() -> Callable[..., Any]:
+        function: Callable[..., Any] = getattr(import_module(module), name)
+        return function
+
+    return load

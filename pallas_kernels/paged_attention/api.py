@@ -1,0 +1,129 @@
+"""The contract of ragged paged attention: prefill chunks and decodes of one step, over a paged KV cache."""
+
+from __future__ import annotations
+
+from typing import Literal, overload
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from pallas_kernels import registry
+from pallas_kernels.paged_attention.metadata import PagedAttentionMetadata
+
+_DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
+
+
+@overload
+def paged_attention(
+    q: Float[Array, "T N H"],
+    k_pool: Float[Array, "P K S H"],
+    v_pool: Float[Array, "P K S H"],
+    metadata: PagedAttentionMetadata,
+    *,
+    scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: Float[Array, " N"] | None = None,
+    return_lse: Literal[False] = False,
+    implementation: str | None = None,
+) -> Float[Array, "T N H"]: ...
+
+
+@overload
+def paged_attention(
+    q: Float[Array, "T N H"],
+    k_pool: Float[Array, "P K S H"],
+    v_pool: Float[Array, "P K S H"],
+    metadata: PagedAttentionMetadata,
+    *,
+    scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: Float[Array, " N"] | None = None,
+    return_lse: Literal[True],
+    implementation: str | None = None,
+) -> tuple[Float[Array, "T N H"], Float[Array, "T N"]]: ...
+
+
+def paged_attention(
+    q: Float[Array, "T N H"],
+    k_pool: Float[Array, "P K S H"],
+    v_pool: Float[Array, "P K S H"],
+    metadata: PagedAttentionMetadata,
+    *,
+    scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: Float[Array, " N"] | None = None,
+    return_lse: bool = False,
+    implementation: str | None = None,
+) -> Float[Array, "T N H"] | tuple[Float[Array, "T N H"], Float[Array, "T N"]]:
+    """Attend causally from this step's queries to their rows' cached keys and values.
+
+    Row r owns the queries ``query_start[r] : query_start[r + 1]``; they are the last positions of its context of
+    ``lengths[r]`` tokens, whose keys and values (theirs included) are in the pools already. A row may have none. Query
+    head n reads kv head ``n // (N // K)``. Softmax and accumulation are float32; the result has q's dtype and is zero
+    for padding tokens.
+
+    Args:
+        scale: factor on the scores, usually ``H ** -0.5``.
+        window: a query at position p sees positions ``p - window + 1 .. p`` only. Older slots are not read.
+        soft_cap: scores become ``soft_cap * tanh(scores / soft_cap)``.
+        sinks: one float32 logit per head that takes part in the softmax's denominator and has no value.
+        return_lse: also return the natural log of the softmax's denominator (sinks included), float32 [T, N];
+            ``-inf`` for padding tokens.
+        implementation: a name from ``registry.implementations("paged_attention")``.
+    """
+    _check(q, k_pool, v_pool, metadata, scale, window, soft_cap, sinks)
+    function = registry.choose("paged_attention", implementation).implementation.load()
+    return function(
+        q,
+        k_pool,
+        v_pool,
+        metadata,
+        scale=scale,
+        window=window,
+        soft_cap=soft_cap,
+        sinks=sinks,
+        return_lse=return_lse,
+    )
+
+
+def _check(
+    q: Array,
+    k_pool: Array,
+    v_pool: Array,
+    metadata: PagedAttentionMetadata,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+    sinks: Array | None,
+) -> None:
+    if q.ndim != 3:
+        raise ValueError(f"q must be [T, N, H], got shape {q.shape}")
+    if k_pool.ndim != 4:
+        raise ValueError(f"k_pool must be [P, K, S, H], got shape {k_pool.shape}")
+    if v_pool.shape != k_pool.shape:
+        raise ValueError(f"v_pool must have k_pool's shape {k_pool.shape}, got {v_pool.shape}")
+    num_tokens, num_heads, head_dim = q.shape
+    _, num_kv_heads, block_size, pool_head_dim = k_pool.shape
+    if pool_head_dim != head_dim:
+        raise ValueError(f"q and the pools must have the same head dim, got {head_dim} and {pool_head_dim}")
+    if num_heads % num_kv_heads:
+        raise ValueError(f"q's heads must be a multiple of the pools' heads, got {num_heads} and {num_kv_heads}")
+    if q.dtype not in _DTYPES:
+        raise ValueError(f"q must be float32, bfloat16 or float16, got {q.dtype}")
+    if k_pool.dtype != q.dtype or v_pool.dtype != q.dtype:
+        raise ValueError(f"the pools must have q's dtype {q.dtype}, got {k_pool.dtype} and {v_pool.dtype}")
+    if num_tokens != metadata.num_tokens_padded:
+        raise ValueError(f"q has {num_tokens} tokens, metadata was made for {metadata.num_tokens_padded}")
+    if block_size != metadata.block_size:
+        raise ValueError(f"the pools have blocks of {block_size} slots, metadata was made for {metadata.block_size}")
+    if not scale > 0:
+        raise ValueError(f"scale={scale} must be positive")
+    if window is not None and window < 1:
+        raise ValueError(f"window={window} must be at least 1, or None for full attention")
+    if soft_cap is not None and not soft_cap > 0:
+        raise ValueError(f"soft_cap={soft_cap} must be positive, or None for no cap")
+    if sinks is not None and (sinks.shape != (num_heads,) or sinks.dtype != jnp.float32):
+        raise ValueError(f"sinks must be float32 [N] = [{num_heads}], got {sinks.dtype} {sinks.shape}")

@@ -1,0 +1,79 @@
+"""Softmax-weighted sums of values, one group of keys at a time (Milakov & Gimelshein 2018; Dao et al. 2022).
+
+On the CPU the result for a query is bitwise the same for any number of queries and rows beside it, because
+
+- the dots have at least two query rows (the one-row kernels add in another order);
+- ``exp`` stands between optimization barriers (fused with its neighbours, its last bit depends on the loop's shape);
+- sums over keys have a fixed order (`row_sum`);
+- a group in which a query sees no key leaves its state bitwise unchanged: its weights are 0 and its factor is 1.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float
+
+from pallas_kernels.reductions import row_sum
+
+LOWEST = -1e30
+"""Running maximum before any key was seen; finite, so that differences with it are never NaN."""
+
+
+class State(NamedTuple):
+    """What is known after some groups: largest logit, sum of weights and weighted sum of values relative to it."""
+
+    largest: Float[Array, "B Q"]
+    total: Float[Array, "B Q"]
+    values: Float[Array, "B Q H"]
+
+
+def start(batch: int, num_queries: int, head_dim: int, sinks: Float[Array, "B Q"] | None) -> State:
+    """State before any key; a sink is a key of weight 1 relative to itself, without a value."""
+    values = jnp.zeros((batch, num_queries, head_dim), jnp.float32)
+    if sinks is None:
+        return State(
+            jnp.full((batch, num_queries), LOWEST, jnp.float32), jnp.zeros((batch, num_queries), jnp.float32), values
+        )
+    return State(sinks.astype(jnp.float32), jnp.ones((batch, num_queries), jnp.float32), values)
+
+
+def add_group(
+    state: State,
+    q: Float[Array, "B Q H"],
+    k: Float[Array, "B G H"],
+    v: Float[Array, "B G H"],
+    visible: Bool[Array, "B Q G"],
+    *,
+    scale: float,
+    soft_cap: float | None,
+) -> State:
+    """Take in G more keys; ``visible`` says which query sees which. Values that nobody sees must be finite."""
+    scores = jnp.einsum("bqh,bgh->bqg", q, k, preferred_element_type=jnp.float32) * scale
+    if soft_cap is not None:
+        scores = lax.optimization_barrier(soft_cap * jnp.tanh(lax.optimization_barrier(scores / soft_cap)))
+    scores = jnp.where(visible, scores, -jnp.inf)
+    largest = jnp.maximum(state.largest, jnp.max(scores, axis=-1))
+    factor = _exp(state.largest - largest)
+    weights = _exp(scores - largest[..., None])
+    total = state.total * factor + row_sum(weights)
+    values = jnp.einsum("bqg,bgh->bqh", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
+    return State(largest, total, state.values * factor[..., None] + values)
+
+
+def finish(state: State) -> tuple[Float[Array, "B Q H"], Float[Array, "B Q"]]:
+    """Weighted mean of the values and log of the sum of exponentials; 0 and -inf for queries that saw nothing."""
+    empty = state.total == 0
+    total = jnp.where(empty, 1, state.total)
+    lse = jnp.where(empty, -jnp.inf, state.largest + _log(total))
+    return state.values / total[..., None], lse
+
+
+def _exp(x: Array) -> Array:
+    return lax.optimization_barrier(jnp.exp(lax.optimization_barrier(x)))
+
+
+def _log(x: Array) -> Array:
+    return lax.optimization_barrier(jnp.log(lax.optimization_barrier(x)))

@@ -1,0 +1,82 @@
+"""Paged attention the slow and obvious way: row by row, all its keys at once, a plain softmax. For tests only."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from pallas_kernels.paged_attention.metadata import PagedAttentionMetadata
+
+
+def paged_attention_oracle(
+    q: Float[Array, "T N H"],
+    k_pool: Float[Array, "P K S H"],
+    v_pool: Float[Array, "P K S H"],
+    metadata: PagedAttentionMetadata,
+    *,
+    scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: Float[Array, " N"] | None = None,
+    return_lse: bool = False,
+) -> Array | tuple[Array, Array]:
+    """Compute in float64 on the host; under ``jit`` through a callback."""
+    out = (
+        jax.ShapeDtypeStruct(q.shape, jnp.float32),
+        jax.ShapeDtypeStruct(q.shape[:2], jnp.float32),
+    )
+
+    def on_host(*arrays: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        q, k_pool, v_pool, tables, query_start, lengths, *rest = (np.asarray(array) for array in arrays)
+        return attend_rows(
+            q, k_pool, v_pool, tables, query_start, lengths, scale, window, soft_cap, rest[0] if rest else None
+        )
+
+    arguments = [q, k_pool, v_pool, metadata.tables, metadata.query_start, metadata.lengths]
+    if sinks is not None:
+        arguments.append(sinks)
+    values, lse = jax.pure_callback(on_host, out, *arguments)
+    values = values.astype(q.dtype)
+    return (values, lse) if return_lse else values
+
+
+def attend_rows(
+    q: np.ndarray,
+    k_pool: np.ndarray,
+    v_pool: np.ndarray,
+    tables: np.ndarray,
+    query_start: np.ndarray,
+    lengths: np.ndarray,
+    scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The same on numpy arrays: one query, one head, its visible keys, a softmax."""
+    num_tokens, num_heads, head_dim = q.shape
+    _, num_kv_heads, block_size, _ = k_pool.shape
+    repeat = num_heads // num_kv_heads
+    out = np.zeros((num_tokens, num_heads, head_dim), np.float32)
+    lse = np.full((num_tokens, num_heads), -np.inf, np.float32)
+    for row, length in enumerate(lengths):
+        tokens = range(query_start[row], query_start[row + 1])
+        for token in tokens:
+            position = length - len(tokens) + (token - query_start[row])
+            first = 0 if window is None else max(0, position - window + 1)
+            visible = np.arange(first, position + 1)
+            block, slot = tables[row, visible // block_size], visible % block_size
+            for head in range(num_heads):
+                keys = k_pool[block, head // repeat, slot].astype(np.float64)
+                values = v_pool[block, head // repeat, slot].astype(np.float64)
+                logits = keys @ q[token, head].astype(np.float64) * scale
+                if soft_cap is not None:
+                    logits = soft_cap * np.tanh(logits / soft_cap)
+                extra = [] if sinks is None else [np.float64(sinks[head])]
+                largest = max([logits.max(), *extra])
+                weights = np.exp(logits - largest)
+                total = weights.sum() + sum(np.exp(logit - largest) for logit in extra)
+                out[token, head] = weights @ values / total
+                lse[token, head] = largest + np.log(total)
+    return out, lse
