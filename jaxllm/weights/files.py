@@ -1,10 +1,9 @@
-"""Positional reads of a file into arrays, from any thread, without mapping it into memory."""
+"""Reading byte ranges of files into arrays, without mapping the files into memory."""
 
 from __future__ import annotations
 
-import threading
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
@@ -14,45 +13,25 @@ ALIGNMENT = 64
 """Bytes; the alignment at which XLA's CPU client uses a numpy buffer in place instead of copying it."""
 
 
-class FileReader:
-    """Reads byte ranges of one file into buffers.
+def open_unbuffered(path: Path) -> FileIO:
+    """The file, for ``read_into``.
 
-    The file is not mapped: pages of a mapping count as this process's memory, and a file that shrinks under it kills
-    the process. Each thread holds its own handle, so that reads run in parallel on every platform.
+    A file is not mapped for its data: the pages of a mapping count as memory of this process, and a file that shrinks
+    under a mapping kills the process. Each reader opens its own, so that threads read in parallel on every platform.
     """
+    return FileIO(path, "r")
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.size = path.stat().st_size
-        self._local = threading.local()
 
-    def read_into(self, offset: int, out: np.ndarray) -> None:
-        """Fill ``out`` (C-contiguous) with the bytes at ``offset``."""
-        handle = self._handle()
-        handle.seek(offset)
-        view = memoryview(out.reshape(-1).view(np.uint8))
-        done = 0
-        while done < len(view):
-            count = handle.readinto(view[done:])  # type: ignore[attr-defined]
-            if not count:
-                raise CheckpointError(f"{self.path} ended at byte {offset + done} while it was being read")
-            done += count
-
-    def read(self, offset: int, count: int) -> bytes:
-        """``count`` bytes at ``offset``, fewer only where the file ends."""
-        handle = self._handle()
-        handle.seek(offset)
-        parts = []
-        while count > 0 and (part := handle.read(count)):
-            parts.append(part)
-            count -= len(part)
-        return b"".join(parts)
-
-    def _handle(self) -> BinaryIO:
-        handle: BinaryIO | None = getattr(self._local, "handle", None)
-        if handle is None:
-            handle = self._local.handle = self.path.open("rb", buffering=0)
-        return handle
+def read_into(file: FileIO, offset: int, out: np.ndarray) -> None:
+    """Fill ``out`` (C-contiguous) with the bytes at ``offset``."""
+    file.seek(offset)
+    view = memoryview(out.reshape(-1).view(np.uint8))
+    done = 0
+    while done < len(view):
+        count = file.readinto(view[done:])
+        if not count:
+            raise CheckpointError(f"{file.name!s} ended at byte {offset + done} while it was being read")
+        done += count
 
 
 def empty_aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

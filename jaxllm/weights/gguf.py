@@ -10,14 +10,14 @@ import numpy as np
 
 from jaxllm.errors import CheckpointError
 from jaxllm.weights.convert import CHUNK, read_plain
-from jaxllm.weights.files import FileReader
+from jaxllm.weights.files import open_unbuffered, read_into
 from jaxllm.weights.gguf_header import GGUFHeader, GGUFTensor, read_header
-from jaxllm.weights.names import architecture_of, split_layer, unpermuted_rows
+from jaxllm.weights.names import architecture_of, end_ids, split_layer, unpermuted_rows
 from jaxllm.weights.quantized import decode, plain_dtype
 from jaxllm.weights.source import ModelSource, TensorInfo
 
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
-_ROPE_FACTORS = "rope_freqs.weight"
+_ROPE_DIVISORS = "rope_freqs.weight"
 
 
 class GGUFSource(ModelSource):
@@ -27,7 +27,7 @@ class GGUFSource(ModelSource):
     that the file was made from. ``metadata`` holds the file's own key/value pairs, the tokenizer among them.
 
     Llama 3's long-context rotary scaling is stored as numbers by which to divide each rotary frequency:
-    ``config["rope_scaling"]`` is then ``{"rope_type": "factors", "factors": [...]}``.
+    ``config["rope_frequency_divisors"]``, present only then.
 
     Raises ``CheckpointError`` (not GGUF, cut short, a part missing, an unknown tensor) and ``UnsupportedModelError``
     (version, byte order, tensor type, architecture).
@@ -40,7 +40,7 @@ class GGUFSource(ModelSource):
         self.metadata: dict[str, Any] = headers[0].metadata
         self._architecture = architecture_of(self.metadata, path)
         self._config = self._architecture.config(self.metadata)
-        self._stored: dict[str, tuple[GGUFTensor, FileReader]] = {}
+        self._stored: dict[str, tuple[GGUFTensor, Path]] = {}
         self._row_order: dict[str, np.ndarray] = {}
         for header in headers:
             self._add(header)
@@ -58,37 +58,43 @@ class GGUFSource(ModelSource):
         return plain_dtype(self._stored[name][0].kind) or np.dtype(np.float32)
 
     def read_rows(self, name: str, start: int, stop: int, out: np.ndarray) -> None:
-        tensor, reader = self._stored[name]
-        row_bytes = tensor.nbytes // max(self.tensors[name].rows, 1)
-        offset = tensor.offset + start * row_bytes
-        order = self._row_order.get(name)
-        if order is not None:
-            if len(tensor.shape) == 1:  # a bias: its elements are what is reordered
-                start, stop, row_bytes = 0, tensor.shape[0], tensor.nbytes // tensor.shape[0]
-            wanted = order[start:stop]
-            first = int(wanted.min())
-            raw = np.empty((int(wanted.max()) + 1 - first, row_bytes), np.uint8)
-            reader.read_into(tensor.offset + first * row_bytes, raw)
-            decode(raw[wanted - first].reshape(-1), tensor.kind, out.reshape(-1))
+        tensor, path = self._stored[name]
+        if name in self._row_order:
+            self._read_reordered(name, start, stop, out)
             return
+        offset = tensor.offset + start * (tensor.nbytes // max(self.tensors[name].rows, 1))
         plain = plain_dtype(tensor.kind)
         if plain is not None:
-            read_plain(reader, offset, plain, out)
+            read_plain(path, offset, plain, out)
             return
         flat = out.reshape(-1)
-        for at in range(0, flat.size, CHUNK):
-            part = flat[at : at + CHUNK]
-            raw = np.empty(tensor.kind.row_bytes(part.size), np.uint8)
-            reader.read_into(offset + tensor.kind.row_bytes(at), raw)
-            decode(raw, tensor.kind, part)
+        raw = np.empty(tensor.kind.row_bytes(min(CHUNK, flat.size)), np.uint8)
+        with open_unbuffered(path) as file:
+            for at in range(0, flat.size, CHUNK):
+                part = flat[at : at + CHUNK]
+                stored = raw[: tensor.kind.row_bytes(part.size)]
+                read_into(file, offset + tensor.kind.row_bytes(at), stored)
+                decode(stored, tensor.kind, part)
+
+    def _read_reordered(self, name: str, start: int, stop: int, out: np.ndarray) -> None:
+        """``read_rows`` for rows that lie in another order; they are put in order while still quantized."""
+        tensor, path = self._stored[name]
+        if len(tensor.shape) == 1:  # a bias: its elements are what is reordered
+            start, stop = 0, tensor.shape[0]
+        row_bytes = tensor.nbytes // tensor.shape[0]
+        wanted = self._row_order[name][start:stop]
+        first, last = int(wanted.min()), int(wanted.max())
+        raw = np.empty((last + 1 - first, row_bytes), np.uint8)
+        with open_unbuffered(path) as file:
+            read_into(file, tensor.offset + first * row_bytes, raw)
+        decode(raw[wanted - first].reshape(-1), tensor.kind, out.reshape(-1))
 
     def _add(self, header: GGUFHeader) -> None:
-        reader = FileReader(header.path)
         for tensor in header.tensors:
-            if tensor.name == _ROPE_FACTORS:
-                factors = np.empty(tensor.shape, np.float32)
-                read_plain(reader, tensor.offset, plain_dtype(tensor.kind) or np.dtype(np.float32), factors)
-                self._config["rope_scaling"] = {"rope_type": "factors", "factors": factors.tolist()}
+            if tensor.name == _ROPE_DIVISORS:
+                divisors = np.empty(tensor.shape, np.float32)
+                read_plain(header.path, tensor.offset, plain_dtype(tensor.kind) or np.dtype(np.float32), divisors)
+                self._config["rope_frequency_divisors"] = divisors.tolist()
                 continue
             pattern, layer = split_layer(tensor.name)
             if pattern not in self._architecture.tensors:
@@ -99,10 +105,10 @@ class GGUFSource(ModelSource):
             name = self._architecture.tensors[pattern].format(layer)
             if name in self._stored:
                 raise CheckpointError(f"{header.path} has the tensor {tensor.name!r}, as another part of the model has")
-            self._stored[name] = tensor, reader
+            self._stored[name] = tensor, header.path
             if pattern in self._architecture.permuted:
                 heads = self._config[self._architecture.permuted[pattern]]
-                if not tensor.shape or tensor.shape[0] % (2 * heads):
+                if not tensor.shape or tensor.shape[0] == 0 or tensor.shape[0] % (2 * heads):
                     raise CheckpointError(f"{header.path}: {tensor.name!r} of shape {list(tensor.shape)} does not "
                                           f"divide into {heads} heads of even size")
                 self._row_order[name] = unpermuted_rows(tensor.shape[0], heads)
@@ -110,25 +116,23 @@ class GGUFSource(ModelSource):
     def _complete_config(self) -> None:
         """Add what the tensors and the tokenizer tell, the same way for every architecture."""
         embedding = self.tensors.get("model.embed_tokens.weight")
-        if embedding is None:
-            raise CheckpointError(f"{self.path} has no tensor 'token_embd.weight'")
+        if embedding is None or len(embedding.shape) != 2:
+            raise CheckpointError(f"{self.path} has no tensor 'token_embd.weight' with two dimensions")
         self._config["vocab_size"] = embedding.shape[0]
         self._config["tie_word_embeddings"] = "lm_head.weight" not in self.tensors
         self._config["attention_bias"] = any(name.endswith("self_attn.q_proj.bias") for name in self.tensors)
         self._config["mlp_bias"] = any(name.endswith("mlp.up_proj.bias") for name in self.tensors)
-        ids = {key: self.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("bos", "padding")}
-        ends = [self.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
-        if ids["bos"] is not None:
-            self._config["bos_token_id"] = ids["bos"]
-        if ids["padding"] is not None:
-            self._config["pad_token_id"] = ids["padding"]
-        found = list(dict.fromkeys(end for end in ends if end is not None))
-        if found:
-            self._config["eos_token_id"] = found[0] if len(found) == 1 else found
+        for key, theirs in (("bos_token_id", "bos"), ("pad_token_id", "padding")):
+            number = self.metadata.get(f"tokenizer.ggml.{theirs}_token_id")
+            if number is not None:
+                self._config[key] = number
+        ends = end_ids(self.metadata)
+        if ends:
+            self._config["eos_token_id"] = ends[0] if len(ends) == 1 else ends
 
 
 def _parts(path: Path) -> list[Path]:
-    """All parts of a split GGUF file, or the file itself."""
+    """All parts of a split GGUF file in order, or the file itself."""
     match = _PART.fullmatch(path.name)
     if match is None:
         return [path]

@@ -18,7 +18,7 @@ from jaxllm.errors import CheckpointError, UnsupportedModelError
 from jaxllm.weights.quantized import SUPPORTED_TYPES, UNSUPPORTED_TYPES, GGUFType
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_STRING, _ARRAY = 8, 9
+_FLOAT32, _STRING, _ARRAY = 6, 8, 9
 _MAX_DIMENSIONS = 4
 
 
@@ -104,6 +104,9 @@ class _Parser:
             return self.string()
         if kind == _ARRAY:
             return self.array(key, self.number("I"), self.number("Q"))
+        if kind == _FLOAT32:
+            # 1e-05 rather than 9.999999747378752e-06: the shortest decimal that is this float32.
+            return float(str(np.float32(self.number("f"))))
         if kind in _SCALARS:
             return self.number(_SCALARS[kind])
         raise CheckpointError(f"{self.path}: metadata {key!r} has the unknown value type {kind}")

@@ -77,19 +77,24 @@ def _snapshot(repo: str, revision: str | None, files: Sequence[str]) -> Path:
 
 
 def _listing(repo: str, revision: str | None) -> list[str]:
-    """The files of a repository; offline, those in the cache."""
+    """The files of a repository; where the hub cannot be reached, those in the cache."""
     import huggingface_hub
+    from huggingface_hub import errors
 
-    if not huggingface_hub.constants.HF_HUB_OFFLINE:
+    try:
         return huggingface_hub.HfApi().list_repo_files(repo, revision=revision)
-    folder = Path(huggingface_hub.snapshot_download(repo, revision=revision, local_files_only=True))
-    return [file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()]
+    except errors.HfHubHTTPError:
+        raise
+    except (errors.OfflineModeIsEnabled, errors.HTTPError):
+        # No file is asked for, so that a snapshot with some of the repository's files is good enough.
+        folder = Path(huggingface_hub.snapshot_download(
+            repo, revision=revision, allow_patterns=[], local_files_only=True))
+    return sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
 
 
 @contextlib.contextmanager
 def _explained(model: str, revision: str | None) -> Iterator[None]:
     """Turn the hub's errors into ``ModelNotFoundError`` with what to do."""
-    import httpx
     from huggingface_hub import errors
 
     shown = f"{model!r}" + (f" at revision {revision!r}" if revision else "")
@@ -107,9 +112,9 @@ def _explained(model: str, revision: str | None) -> Iterator[None]:
     except errors.RepositoryNotFoundError:
         raise ModelNotFoundError(f"the hub has no model {shown}, or it is private: check the name, or log in with "
                                  "'hf auth login' or set HF_TOKEN") from None
-    except (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError, httpx.TransportError) as error:
+    except errors.HfHubHTTPError as error:
+        raise ModelNotFoundError(f"the hub did not give {shown}: {error}") from error
+    except (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError, errors.HTTPError) as error:
         raise ModelNotFoundError(f"{shown} is neither a local path nor completely in the cache, and the hub cannot be "
                                  f"reached ({type(error).__name__}): connect, unset HF_HUB_OFFLINE, or give a local "
                                  "folder or .gguf file") from error
-    except errors.HfHubHTTPError as error:
-        raise ModelNotFoundError(f"the hub did not give {shown}: {error}") from error

@@ -44,7 +44,7 @@ def load_params(
 
     dtype: what floating-point parameters become; ``None`` means the dtype of each spec.
     sharding: where each parameter goes; ``None`` means the default device.
-    ignore: regular expressions for whole names of checkpoint tensors that no parameter needs.
+    ignore: regular expressions, searched for in the names of checkpoint tensors that no parameter needs.
     progress: called after each parameter with the bytes loaded and the bytes in all.
     threads: that read and convert; ``None`` means one per processor that this process may use, at most 8.
 
@@ -74,16 +74,23 @@ def check_checkpoint(
     source: ModelSource, specs: Mapping[str, ParamSpec], plan: Mapping[str, Sequence[Piece]], ignore: Iterable[str] = ()
 ) -> None:
     """Compare names and shapes with the checkpoint's headers; one ``CheckpointError`` lists all differences."""
+    import jax
+
     pieces = [piece for name in specs for piece in plan[name]]
     needed = {piece.name for piece in pieces}
     patterns = [re.compile(pattern) for pattern in ignore]
     problems = [f"missing: {name}" for name in sorted(needed - set(source.tensors))]
-    extra = [name for name in sorted(set(source.tensors) - needed) if not any(p.fullmatch(name) for p in patterns)]
+    extra = [name for name in sorted(set(source.tensors) - needed) if not any(p.search(name) for p in patterns)]
     problems += [f"unexpected: {name}, of shape {list(source.tensors[name].shape)}" for name in extra]
     for name, spec in specs.items():
         if any(piece.name not in source.tensors for piece in plan[name]):
             continue
         shapes = [_piece_shape(source, piece) for piece in plan[name]]
+        if jax.dtypes.issubdtype(spec.dtype, np.floating):
+            integers = [piece.name for piece in plan[name]
+                        if not jax.dtypes.issubdtype(source.dtype(piece.name), np.floating)]
+            problems += [f"wrong type: {piece} is {source.tensors[piece].dtype}, not numbers with a floating point"
+                         for piece in integers]
         joined = shapes[0] if len(shapes) == 1 else _concatenated(shapes)
         if joined != spec.shape:
             found = ", ".join(f"{piece.name} {list(shape)}" for piece, shape in zip(plan[name], shapes, strict=True))
@@ -118,33 +125,39 @@ def _with_dtype(spec: ParamSpec, dtype: Any) -> ParamSpec:
 
 def _fill(source: ModelSource, pieces: Sequence[Piece], buffer: np.ndarray, pool: ThreadPoolExecutor) -> None:
     """Read the pieces into ``buffer``, one after another along axis 0, in tasks of equal size."""
-    tasks: list[Future[None]] = []
+    tasks: list[tuple[str, Future[None]]] = []
+
+    def start_task(piece: Piece, function: Callable[..., None], *arguments: Any) -> None:
+        tasks.append((piece.name, pool.submit(function, *arguments)))
+
     at = 0
     for piece in pieces:
+        shape = _piece_shape(source, piece)
+        end = at + shape[0] if shape else 0
+        part = buffer[at:end] if shape else buffer
+        at = end
         if piece.transform is not None:
-            end = at + _piece_shape(source, piece)[0] if buffer.ndim else 0
-            tasks.append(pool.submit(_read_transformed, source, piece, buffer[at:end] if buffer.ndim else buffer))
-            at = end
+            start_task(piece, _read_transformed, source, piece.name, piece.transform, part)
             continue
-        info = source.tensors[piece.name]
-        if len(info.shape) < 2:
-            end = at + info.shape[0] if info.shape else 0
-            part = buffer[at:end] if info.shape else buffer
-            tasks.append(pool.submit(source.read_rows, piece.name, 0, 1, part))
-            at = end
+        rows = source.tensors[piece.name].rows
+        if len(shape) < 2:
+            start_task(piece, source.read_rows, piece.name, 0, rows, part)
             continue
-        rows = max(1, _TASK_SIZE // max(1, math.prod(info.shape[1:])))
-        for start in range(0, info.rows, rows):
-            stop = min(start + rows, info.rows)
-            tasks.append(pool.submit(source.read_rows, piece.name, start, stop, buffer[at + start : at + stop]))
-        at += info.rows
-    for task in tasks:
-        task.result()
+        step = max(1, _TASK_SIZE // max(1, math.prod(shape[1:])))
+        for start in range(0, rows, step):
+            stop = min(start + step, rows)
+            start_task(piece, source.read_rows, piece.name, start, stop, part[start:stop])
+    for name, task in tasks:
+        try:
+            task.result()
+        except OverflowError as error:
+            raise CheckpointError(f"{source.path}: cannot load {name!r}: {error}") from None
 
 
-def _read_transformed(source: ModelSource, piece: Piece, out: np.ndarray) -> None:
-    assert piece.transform is not None
-    cast(piece.transform(source.read(piece.name)), out)
+def _read_transformed(
+    source: ModelSource, name: str, transform: Callable[[np.ndarray], np.ndarray], out: np.ndarray
+) -> None:
+    cast(transform(source.read(name)), out)
 
 
 def _to_device(buffer: np.ndarray, sharding: jax.sharding.Sharding | None) -> jax.Array:

@@ -16,6 +16,8 @@ from jaxllm.errors import CheckpointError, UnsupportedModelError
 
 Metadata = Mapping[str, Any]
 
+_END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<|end_of_turn|>", "<end_of_turn>")
+
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:
@@ -63,6 +65,26 @@ def require(metadata: Metadata, key: str) -> Any:
     return metadata[key]
 
 
+def _integer(metadata: Metadata, key: str, default: int | None = None) -> int:
+    value = require(metadata, key) if default is None else metadata.get(key, default)
+    if not isinstance(value, int):
+        raise UnsupportedModelError(f"the GGUF metadata {key!r} is {value!r}; one integer for all layers is supported")
+    return value
+
+
+def end_ids(metadata: Metadata) -> list[int]:
+    """The token ids that end a text or a turn, without repetition, the end-of-sequence id first.
+
+    Files made before ``eot_token_id`` existed name only the end of a text; there, an end-of-turn token is known by its
+    text, and taken only if the chat template uses it.
+    """
+    ids = [metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
+    template, tokens = metadata.get("tokenizer.chat_template", ""), metadata.get("tokenizer.ggml.tokens", [])
+    used = [text for text in _END_OF_TURN if text in template]
+    ids += [tokens.index(text) for text in used if text in tokens]
+    return list(dict.fromkeys(number for number in ids if number is not None))
+
+
 def _rope_scaling(metadata: Metadata, prefix: str) -> dict[str, Any] | None:
     kind = metadata.get(f"{prefix}.rope.scaling.type")
     factor = metadata.get(f"{prefix}.rope.scaling.factor", metadata.get(f"{prefix}.rope.scale_linear"))
@@ -79,22 +101,27 @@ def _llama_config(metadata: Metadata) -> dict[str, Any]:
     if metadata.get("llama.expert_count"):
         raise UnsupportedModelError(f"GGUF architecture 'llama' with llama.expert_count="
                                     f"{metadata['llama.expert_count']} (mixture of experts) is not supported")
-    heads = require(metadata, "llama.attention.head_count")
-    width = require(metadata, "llama.embedding_length")
+    heads = _integer(metadata, "llama.attention.head_count")
+    width = _integer(metadata, "llama.embedding_length")
+    head_dim = _integer(metadata, "llama.attention.key_length", width // max(heads, 1))
+    for key in ("llama.rope.dimension_count", "llama.attention.value_length"):
+        if metadata.get(key, head_dim) != head_dim:
+            raise UnsupportedModelError(f"the GGUF metadata {key!r} is {metadata[key]!r}; for the architecture 'llama' "
+                                        f"only the head's size, {head_dim}, is supported")
     return {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
         "hidden_size": width,
-        "intermediate_size": require(metadata, "llama.feed_forward_length"),
-        "num_hidden_layers": require(metadata, "llama.block_count"),
+        "intermediate_size": _integer(metadata, "llama.feed_forward_length"),
+        "num_hidden_layers": _integer(metadata, "llama.block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": metadata.get("llama.attention.head_count_kv", heads),
-        "head_dim": metadata.get("llama.attention.key_length", width // heads),
+        "num_key_value_heads": _integer(metadata, "llama.attention.head_count_kv", heads),
+        "head_dim": head_dim,
         "hidden_act": "silu",
         "rms_norm_eps": require(metadata, "llama.attention.layer_norm_rms_epsilon"),
         "rope_theta": metadata.get("llama.rope.freq_base", 10000.0),
         "rope_scaling": _rope_scaling(metadata, "llama"),
-        "max_position_embeddings": require(metadata, "llama.context_length"),
+        "max_position_embeddings": _integer(metadata, "llama.context_length"),
     }
 
 

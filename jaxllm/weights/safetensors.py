@@ -14,7 +14,6 @@ import numpy as np
 
 from jaxllm.errors import CheckpointError, UnsupportedModelError
 from jaxllm.weights.convert import read_plain
-from jaxllm.weights.files import FileReader
 from jaxllm.weights.source import ModelSource, TensorInfo
 
 INDEX = "model.safetensors.index.json"
@@ -37,7 +36,7 @@ _DTYPES: dict[str, np.dtype] = {
 class _Stored:
     info: TensorInfo
     dtype: np.dtype
-    reader: FileReader
+    path: Path
     offset: int
 
 
@@ -72,7 +71,7 @@ class SafetensorsSource(ModelSource):
     def read_rows(self, name: str, start: int, stop: int, out: np.ndarray) -> None:
         stored = self._stored[name]
         row_bytes = stored.info.nbytes // max(stored.info.rows, 1)
-        read_plain(stored.reader, stored.offset + start * row_bytes, stored.dtype, out)
+        read_plain(stored.path, stored.offset + start * row_bytes, stored.dtype, out)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -135,41 +134,43 @@ def _check_present(path: Path, names: list[str]) -> None:
 
 def _read_header(path: Path) -> dict[str, _Stored]:
     """The tensors of one safetensors file (https://huggingface.co/docs/safetensors: 8 bytes of length, JSON, data)."""
-    reader = FileReader(path)
-    length = int.from_bytes(reader.read(0, 8), "little")
-    if reader.size < 8 or 8 + length > reader.size:
-        raise CheckpointError(f"{path} is cut short or not safetensors: its header would end at byte {8 + length}, "
-                              f"the file has {reader.size}")
-    if length > _MAX_HEADER:
-        raise CheckpointError(f"{path} is not safetensors: a header of {length} bytes is larger than {_MAX_HEADER}")
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or 8 + length > size:
+            raise CheckpointError(f"{path} is cut short or not safetensors: its header would end at byte {8 + length}, "
+                                  f"the file has {size}")
+        if length > _MAX_HEADER:
+            raise CheckpointError(f"{path} is not safetensors: a header of {length} bytes is over {_MAX_HEADER}")
+        content = file.read(length)
     try:
-        header = json.loads(reader.read(8, length))
+        header = json.loads(content)
     except ValueError as error:
         raise CheckpointError(f"{path} is not safetensors: its header is not JSON ({error})") from None
     if not isinstance(header, dict):
         raise CheckpointError(f"{path} is not safetensors: its header is not a JSON object")
-    tensors = {name: _stored(reader, name, entry, 8 + length) for name, entry in header.items()
+    tensors = {name: _stored(path, name, entry, 8 + length) for name, entry in header.items()
                if name != "__metadata__"}
     end = max((stored.offset + stored.info.nbytes for stored in tensors.values()), default=8 + length)
-    if end != reader.size:
-        raise CheckpointError(f"{path} is {'cut short' if end > reader.size else 'corrupt'}: its tensors end at byte "
-                              f"{end}, the file has {reader.size}. Download it again")
+    if end != size:
+        raise CheckpointError(f"{path} is {'cut short' if end > size else 'corrupt'}: its tensors end at byte "
+                              f"{end}, the file has {size}. Download it again")
     return tensors
 
 
-def _stored(reader: FileReader, name: str, entry: Any, start: int) -> _Stored:
+def _stored(path: Path, name: str, entry: Any, start: int) -> _Stored:
     try:
         kind, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
         sizes = [*shape, begin, end]
     except (KeyError, TypeError, ValueError):
-        raise CheckpointError(f"{reader.path}: the header's entry for {name!r} is malformed: {entry!r}") from None
+        raise CheckpointError(f"{path}: the header's entry for {name!r} is malformed: {entry!r}") from None
     if any(isinstance(size, bool) or not isinstance(size, int) or size < 0 for size in sizes):
-        raise CheckpointError(f"{reader.path}: the header's entry for {name!r} is malformed: {entry!r}")
+        raise CheckpointError(f"{path}: the header's entry for {name!r} is malformed: {entry!r}")
     if kind not in _DTYPES:
-        raise UnsupportedModelError(f"{reader.path}: tensor {name!r} has the dtype {kind!r}; "
+        raise UnsupportedModelError(f"{path}: tensor {name!r} has the dtype {kind!r}; "
                                     f"supported: {', '.join(_DTYPES)}")
     nbytes = math.prod(shape) * _DTYPES[kind].itemsize
     if end - begin != nbytes:
-        raise CheckpointError(f"{reader.path}: tensor {name!r} of shape {list(shape)} and dtype {kind} needs {nbytes} "
+        raise CheckpointError(f"{path}: tensor {name!r} of shape {list(shape)} and dtype {kind} needs {nbytes} "
                               f"bytes, the header gives it {end - begin}")
-    return _Stored(TensorInfo(shape, kind, nbytes), _DTYPES[kind], reader, start + begin)
+    return _Stored(TensorInfo(shape, kind, nbytes), _DTYPES[kind], path, start + begin)
