@@ -31,28 +31,39 @@ def _before(x: Float[Array, "B V"], value: Float[Array, " B"], token: Int[Array,
     return (x > value) | ((x == value) & (_ids(x) < token))
 
 
-def keep_top_k_min_p(
-    logits: Float[Array, "B V"], scaled: Float[Array, "B V"], rows: SamplingRows
-) -> Bool[Array, "B V"]:
-    """Which tokens min-p and top-k keep; all in rows that ask for neither.
+def scale(logits: Float[Array, "B V"], rows: SamplingRows) -> Float[Array, "B V"]:
+    """``(logits - max) / temperature``: with the largest at 0, no temperature overflows. Greedy rows as at 1."""
+    temperature = jnp.where(rows.temperature == 0, 1, rows.temperature)
+    return (logits - jnp.max(logits, axis=-1, keepdims=True)) / temperature[:, None]
 
-    scaled: ``(logits - max) / temperature``, so that min_p times the largest probability is at ``log(min_p)``.
-    """
+
+def draw_filtered(
+    logits: Float[Array, "B V"], scores: Float[Array, "B V"], rows: SamplingRows
+) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
+    """The best-scored token, and its score, among those that each row's filters keep."""
+    scaled = scale(logits, rows)
     with jax.named_scope("top_k_min_p"):
-        kept = scaled >= rows.log_min_p[:, None]
-        wanted = rows.top_k > 0
-        short = wanted & (rows.top_k <= SHORT_LIST)
-        everything = (jnp.full(rows.top_k.shape, -jnp.inf), jnp.full(rows.top_k.shape, logits.shape[1], jnp.int32))
-        last = lax.cond(jnp.any(short), lambda: _last_by_list(logits, rows.top_k), lambda: everything)
-        last_long = lax.cond(
-            jnp.any(wanted & ~short),
-            lambda: _last_by_bisection(logits, jnp.where(short, 0, rows.top_k)),
-            lambda: everything,
-        )
-        value = jnp.where(short, last[0], last_long[0])
-        token = jnp.where(short, last[1], last_long[1])
-        in_top_k = _before(logits, value, token) | (_ids(logits) == token[:, None])
-        return kept & (in_top_k | ~wanted[:, None])
+        value, token = last_of_top_k(logits, rows.top_k)
+        kept = _before(logits, value, token + 1) & (scaled >= rows.log_min_p[:, None])
+        scores = lax.optimization_barrier(jnp.where(kept, scores, -jnp.inf))
+    return lax.cond(
+        jnp.any(rows.top_p < 1),
+        lambda: draw_top_p(logits, scaled, scores, rows.top_p),
+        lambda: argmax(scores),
+    )
+
+
+def last_of_top_k(logits: Float[Array, "B V"], k: Int[Array, " B"]) -> tuple[Float[Array, " B"], Int[Array, " B"]]:
+    """The (logit, id) up to which top-k keeps tokens; (-inf, V), which is past all of them, where k is 0."""
+    short = (k > 0) & (k <= SHORT_LIST)
+    past_all = (jnp.full(k.shape, -jnp.inf), jnp.full(k.shape, logits.shape[1], jnp.int32))
+    by_list = lax.cond(jnp.any(short), lambda: _last_by_list(logits, k), lambda: past_all)
+    by_bisection = lax.cond(
+        jnp.any(k > SHORT_LIST),
+        lambda: _last_by_bisection(logits, jnp.where(short, 0, k)),
+        lambda: past_all,
+    )
+    return jnp.where(short, by_list[0], by_bisection[0]), jnp.where(short, by_list[1], by_bisection[1])
 
 
 def _last_by_list(logits: Float[Array, "B V"], k: Int[Array, " B"]) -> tuple[Float[Array, " B"], Int[Array, " B"]]:
@@ -86,14 +97,14 @@ def _last_by_bisection(
 
     def unsettled(carry: tuple[Array, Array, Array]) -> Array:
         low, high, exact = carry
-        return jnp.any(~exact & (high - low != 1))
+        return jnp.any(~exact & (low + 1 < high))
 
     def halve(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         low, high, exact = carry
         middle = (low & high) + ((low ^ high) >> 1)  # the average, rounded down, without overflow
         found = count(logits >= _preimage(middle)[:, None])
         enough = found >= k
-        active = ~exact & (high - low != 1)
+        active = ~exact & (low + 1 < high)
         return (
             jnp.where(active & enough, middle, low),
             jnp.where(active & ~enough, middle, high),
@@ -127,7 +138,7 @@ def draw_top_p(
     scores: Float[Array, "B V"],
     top_p: Float[Array, " B"],
 ) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
-    """The best-scored token within each row's top-p set, and its score; -1 where no score is a number.
+    """The best-scored token within each row's top-p set, and its score.
 
     scores: -inf where top-k or min-p dropped the token; the probabilities are normalized over the others.
     A token is in the set while the probability of those strictly before it is below ``top_p`` of the total.
@@ -144,9 +155,9 @@ def draw_top_p(
             done, token, score, limit_value, limit_token = carry
             candidates = jnp.where(_before(logits, limit_value, limit_token), scores, -jnp.inf)
             drawn, best = argmax(candidates)
-            value = jnp.take_along_axis(logits, jnp.maximum(drawn, 0)[:, None], axis=1)[:, 0]
+            value = jnp.take_along_axis(logits, drawn[:, None], axis=1)[:, 0]
             mass = ordered_sum(jnp.where(_before(logits, value, drawn), weights, 0))
-            outside = (mass >= target) & (drawn >= 0)
+            outside = (mass >= target) & jnp.isfinite(best)  # rows of NaN or of -inf only must end the loop too
             return (
                 done | ~outside,
                 jnp.where(done, token, drawn),
@@ -158,7 +169,7 @@ def draw_top_p(
         rows = top_p.shape
         start = (
             jnp.zeros(rows, bool),
-            jnp.full(rows, -1, jnp.int32),
+            jnp.zeros(rows, jnp.int32),
             jnp.full(rows, -jnp.inf),
             jnp.full(rows, -jnp.inf),
             jnp.full(rows, logits.shape[1], jnp.int32),

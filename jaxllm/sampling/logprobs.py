@@ -32,7 +32,6 @@ def token_logprobs(logits: Float[Array, "C V"], targets: Int[Array, " C"], k: in
     which no token could be chosen) gives NaN.
     """
     with jax.named_scope("token_logprobs"):
-        logits = jnp.where(logits == 0, 0.0, logits)  # -0.0 and 0.0 tie
         best = jnp.max(logits, axis=-1)
         log_total = lax.optimization_barrier(
             jnp.log(lax.optimization_barrier(ordered_sum(isolated_exp(logits - best[:, None]))))

@@ -21,11 +21,12 @@ def apply_state(logits: Float[Array, "B V"], rows: SamplingRows, state: Sampling
     min_tokens, become -inf; those commute with the rest. Nothing finite overflows to an infinity.
     """
     with jax.named_scope("apply_state"):
-        biased = logits + state.bias.at[rows.slot].get(mode="fill", fill_value=0)
+        # Rows of padding name a slot past the last: whatever they read is dropped below, as they do not use the state.
+        biased = logits + state.bias.at[rows.slot].get(mode="clip")
         penalized = lax.cond(
             jnp.any(rows.uses_penalties), lambda x: _penalize(x, rows, state), lambda x: x, biased
         )
-        flags = state.flags.at[rows.slot].get(mode="fill", fill_value=0)
+        flags = state.flags.at[rows.slot].get(mode="clip")
         hidden = jnp.where(rows.stops_masked, BANNED | STOP, BANNED).astype(jnp.uint8)
         bounded = jnp.where(jnp.isfinite(logits), jnp.clip(penalized, -_LARGEST, _LARGEST), logits)
         masked = jnp.where((flags & hidden[:, None]) != 0, -jnp.inf, bounded)
@@ -33,8 +34,8 @@ def apply_state(logits: Float[Array, "B V"], rows: SamplingRows, state: Sampling
 
 
 def _penalize(logits: Float[Array, "B V"], rows: SamplingRows, state: SamplingState) -> Float[Array, "B V"]:
-    counts = state.counts.at[rows.slot].get(mode="fill", fill_value=0)
-    flags = state.flags.at[rows.slot].get(mode="fill", fill_value=0)
+    counts = state.counts.at[rows.slot].get(mode="clip")
+    flags = state.flags.at[rows.slot].get(mode="clip")
     repetition = rows.repetition_penalty[:, None]
     seen = (counts > 0) | ((flags & IN_PROMPT) != 0)
     repeated = jnp.where(logits > 0, logits / repetition, logits * repetition)

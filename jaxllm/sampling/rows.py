@@ -49,7 +49,8 @@ class _Flag(IntEnum):
 
     STATE = 1
     PENALTIES = 2
-    LOGPROBS = 4
+    FILTER = 4
+    LOGPROBS = 8
 
 
 @jax.tree_util.register_dataclass
@@ -151,6 +152,11 @@ class SamplingRows:
         return self._flag(_Flag.PENALTIES)
 
     @property
+    def uses_filter(self) -> Bool[Array, " B"]:
+        """Whether top-k, top-p or min-p is on."""
+        return self._flag(_Flag.FILTER)
+
+    @property
     def wants_logprobs(self) -> Bool[Array, " B"]:
         """Whether log-probabilities are reported."""
         return self._flag(_Flag.LOGPROBS)
@@ -200,6 +206,7 @@ class RowTable:
         integers[_Integer.FLAGS] = (
             _Flag.STATE * needs_state(params)
             + _Flag.PENALTIES * needs_penalties(params)
+            + _Flag.FILTER * filters
             + _Flag.LOGPROBS * (params.logprobs is not None)
         )
         # Once min_tokens is reached, a request that asked for nothing else of FULL no longer needs it.

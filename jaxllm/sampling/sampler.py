@@ -14,11 +14,11 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from jaxllm.sampling.filters import draw_top_p, keep_top_k_min_p
+from jaxllm.sampling.filters import draw_filtered, scale
 from jaxllm.sampling.logprobs import TokenLogprobs, token_logprobs
 from jaxllm.sampling.noise import gumbel_rows
 from jaxllm.sampling.penalties import apply_state
-from jaxllm.sampling.reductions import argmax
+from jaxllm.sampling.reductions import argmax, holds_nan_or_inf
 from jaxllm.sampling.rows import SamplingRows
 from jaxllm.sampling.state import SamplingState, count_tokens
 from jaxllm.sampling.variant import Variant
@@ -59,58 +59,37 @@ def sample(
     variant, max_logprobs: static.
     A row's results depend on its own logits, parameters and state alone, bit for bit.
     """
-    if variant == Variant.GREEDY:
-        return state, SampleOutput(_checked(*argmax(logits)))
-    if variant == Variant.SAMPLED:
-        _, scores = _scores(logits, rows)
-        return state, SampleOutput(_checked(*argmax(scores)))
+    if variant != Variant.FULL:
+        scores = logits if variant == Variant.GREEDY else _scores(logits, rows)
+        return state, SampleOutput(_checked(logits, *argmax(scores)))
     if state is None:
         raise ValueError("state=None is not allowed: the FULL variant needs a SamplingState")
-    raw = jnp.where(logits == 0, 0.0, logits)  # -0.0 and 0.0 tie
-    adjusted = lax.cond(
-        jnp.any(rows.uses_state), lambda x: apply_state(x, rows, state), lambda x: x, raw
+    adjusted = lax.cond(jnp.any(rows.uses_state), lambda: apply_state(logits, rows, state), lambda: logits)
+    scores = _scores(adjusted, rows)
+    drawn = lax.cond(
+        jnp.any(rows.uses_filter), lambda: draw_filtered(adjusted, scores, rows), lambda: argmax(scores)
     )
-    token_ids = _draw_filtered(adjusted, rows)
+    token_ids = _checked(logits, *drawn)
     reported = lax.cond(
         jnp.any(rows.wants_logprobs),
-        lambda: token_logprobs(raw, token_ids, max_logprobs),
-        lambda: _no_logprobs(raw, max_logprobs),
+        lambda: token_logprobs(logits, token_ids, max_logprobs),
+        lambda: _no_logprobs(logits, max_logprobs),
     )
     return count_tokens(state, rows.slot, token_ids), SampleOutput(token_ids, *reported)
 
 
-def _scores(logits: Float[Array, "B V"], rows: SamplingRows) -> tuple[Float[Array, "B V"], Float[Array, "B V"]]:
-    """(scaled logits, scores): a row's token is the argmax of its scores.
-
-    Scaled logits are ``(logits - max) / temperature``: with the largest at 0, no temperature overflows. Scores add
-    the noise (Gumbel-max), or in greedy rows are the logits themselves.
-    """
-    greedy = (rows.temperature == 0)[:, None]
-    best = jnp.max(logits, axis=-1, keepdims=True)
-    scaled = (logits - best) / jnp.where(greedy, 1, rows.temperature[:, None])
-    scores = jnp.where(greedy, logits, scaled + gumbel_rows(*rows.noise_words, logits.shape[-1]))
+def _scores(logits: Float[Array, "B V"], rows: SamplingRows) -> Float[Array, "B V"]:
+    """What the draw takes the argmax of: logits in greedy rows, else scaled logits plus noise (Gumbel-max)."""
+    noise = gumbel_rows(*rows.noise_words, logits.shape[-1])
+    scores = jnp.where((rows.temperature == 0)[:, None], logits, scale(logits, rows) + noise)
     # Apart from what consumes them, so that every variant computes the same bits.
-    return lax.optimization_barrier((scaled, scores))
+    return lax.optimization_barrier(scores)
 
 
-def _draw_filtered(logits: Float[Array, "B V"], rows: SamplingRows) -> Int[Array, " B"]:
-    scaled, scores = _scores(logits, rows)
-    narrow = (rows.top_k > 0) | (rows.log_min_p > -jnp.inf)
-    scores = lax.cond(
-        jnp.any(narrow),
-        lambda: jnp.where(keep_top_k_min_p(logits, scaled, rows), scores, -jnp.inf),
-        lambda: scores,
-    )
-    token_ids, best = lax.cond(
-        jnp.any(rows.top_p < 1),
-        lambda: draw_top_p(logits, scaled, scores, rows.top_p),
-        lambda: argmax(scores),
-    )
-    return _checked(token_ids, best)
-
-
-def _checked(token_ids: Int[Array, " B"], best: Float[Array, " B"]) -> Int[Array, " B"]:
-    return jnp.where(jnp.isfinite(best), token_ids, NO_TOKEN)
+def _checked(
+    logits: Float[Array, "B V"], token_ids: Int[Array, " B"], best: Float[Array, " B"]
+) -> Int[Array, " B"]:
+    return jnp.where(jnp.isfinite(best) & ~holds_nan_or_inf(logits), token_ids, NO_TOKEN)
 
 
 def _no_logprobs(logits: Float[Array, "B V"], max_logprobs: int) -> TokenLogprobs:
