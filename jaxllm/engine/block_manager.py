@@ -259,12 +259,12 @@ class BlockManager:
         owners: Counter[int] = Counter()
         for sequence, holding in self._holdings.items():
             columns = {len(table) for table in holding.tables}
-            require(len(holding.tables) == self.num_groups and len(columns) == 1, f"{sequence}: uneven tables")
+            require(len(holding.tables) == self.num_groups and len(columns) == 1, "uneven tables", sequence)
             capacity = columns.pop() * self.block_size
-            require(sequence.num_computed <= capacity, f"{sequence}: its table holds only {capacity} tokens")
-            require(holding.num_published * self.block_size <= sequence.num_computed, f"{sequence}: published too much")
+            require(sequence.num_computed <= capacity, "its table does not hold what is computed", sequence)
+            require(holding.num_published * self.block_size <= sequence.num_computed, "published too much", sequence)
             for group, table in enumerate(holding.tables):
-                require(len(set(table)) == len(table), f"{sequence}: a block occurs twice in its table")
+                require(len(set(table)) == len(table), "a block occurs twice in its table", sequence)
                 owners.update(table)
                 for column, block in enumerate(table):
                     self._check_content(sequence, holding, group, column, block)
@@ -274,9 +274,9 @@ class BlockManager:
         key, chain = self._pool.key(block), sequence.hash_chain
         if key is None:
             return
-        require(column < holding.num_published, f"{sequence}: block {block}, not computed in full, is published")
+        require(column < holding.num_published, "a block not computed in full is published", sequence)
         expected = None if chain is None else (group, chain.hashes[column])
-        require(key == expected, f"{sequence}: block {block} holds other content")
+        require(key == expected, "a block holds other content", sequence)
 
     def _chain_of(self, sequence: Sequence) -> HashChain:
         chain = sequence.hash_chain

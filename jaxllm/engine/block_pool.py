@@ -119,11 +119,10 @@ class BlockPool:
         require(self._references[NULL_BLOCK] == 0 and NULL_BLOCK not in owners, "the null block was given out")
         require(self._key_of[NULL_BLOCK] is None, "the null block is published")
         for block in range(1, self.num_blocks):
-            count = self._references[block]
-            require(count == owners[block], f"block {block} has {count} references and {owners[block]} owners")
             key = self._key_of[block]
-            require(key is None or self._block_of.get(key) == block, f"block {block} is not found under its key")
-            require(block not in blank or key is None, f"blank block {block} is published")
-            require(block not in cached or key is not None, f"cached block {block} is not published")
+            require(self._references[block] == owners[block], "references differ from owners", block)
+            require(key is None or self._block_of.get(key) == block, "a block is not found under its key", block)
+            require(block not in blank or key is None, "a blank block is published", block)
+            require(block not in cached or key is not None, "a cached block is not published", block)
         published = sum(key is not None for key in self._key_of)
-        require(published == len(self._block_of), f"{len(self._block_of)} keys for {published} published blocks")
+        require(published == len(self._block_of), "keys and published blocks differ in number")

@@ -281,20 +281,20 @@ class Scheduler:
         waiting = list(self._waiting)
         require(len(waiting) == len(set(waiting)) == len(self._waiting), "the waiting queue miscounts")
         for sequence in self._running:
-            require(sequence.status is SequenceStatus.RUNNING, f"{sequence} is among the running")
-            require(sequence.num_computed < sequence.num_tokens, f"{sequence} runs with nothing to compute")
-            require(sequence.num_tokens <= self.config.max_model_len, f"{sequence} is too long")
+            require(sequence.status is SequenceStatus.RUNNING, "is among the running", sequence)
+            require(sequence.num_computed < sequence.num_tokens, "runs with nothing to compute", sequence)
+            require(sequence.num_tokens <= self.config.max_model_len, "is too long", sequence)
         for sequence in waiting:
-            require(sequence.status in _QUEUED, f"{sequence} is in the queue")
-            require(sequence.slot is None and sequence.num_computed == 0, f"{sequence} waits and holds something")
+            require(sequence.status in _QUEUED, "is in the queue", sequence)
+            require(sequence.slot is None and sequence.num_computed == 0, "waits and holds something", sequence)
         known = {*self._running, *waiting}
         for request in self._requests.values():
             unfinished = [sample for sample in request.sequences if not sample.finished]
-            require(bool(unfinished), f"{request} is finished and not removed")
+            require(bool(unfinished), "is finished and not removed", request)
             due = unfinished if request.forked else unfinished[:1]
-            require(known.issuperset(due), f"a sample of {request} was lost")
+            require(known.issuperset(due), "a sample was lost", request)
             known.difference_update(due)
-        require(not known, f"{known} belong to no request")
+        require(not known, "belong to no request", known)
         require(self.blocks.holders() == set(self._running), "blocks are held by sequences that do not run")
         self.blocks.check_integrity()
 

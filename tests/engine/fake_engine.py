@@ -1,0 +1,244 @@
+"""A scheduler driving a pretend device, which sees nothing but step plans and whose arithmetic shows every mix-up.
+
+The device's "keys and values" for a token are a fingerprint of the whole prefix that ends with it, computed from the
+fingerprint it reads, through its own block table, at the position before. So any error in tables, copies, forks, prefix
+sharing or preemption changes fingerprints and with them the sampled tokens. After each step every row's context is
+compared with the fingerprints of its true tokens.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from jaxllm.engine.block_manager import BlockManager
+from jaxllm.engine.plan import StepPlan
+from jaxllm.engine.request import Request, Sequence
+from jaxllm.engine.scheduler import Policy, Scheduler, SchedulerConfig
+from jaxllm.engine.stopping import check_stop
+from jaxllm.sampling_params import SamplingParams
+
+VOCAB_SIZE = 5
+EOS = 4
+_MASK = 2**64 - 1
+
+
+def extend_fingerprint(fingerprint: int, token: int) -> int:
+    """The fingerprint of a prefix with one more token."""
+    mixed = ((fingerprint ^ (token + 1)) * 0x9E3779B97F4A7C15 + 0x632BE59BD9B4E019) & _MASK
+    return mixed ^ (mixed >> 29)
+
+
+def fingerprints(tokens: np.ndarray) -> list[int]:
+    """The fingerprint of every prefix."""
+    result, fingerprint = [], 0
+    for token in tokens.tolist():
+        fingerprint = extend_fingerprint(fingerprint, token)
+        result.append(fingerprint)
+    return result
+
+
+def next_token(fingerprint: int, seed: int, sample_index: int) -> int:
+    """What the pretend model samples after a prefix; end of sequence one time in 16."""
+    noise = extend_fingerprint(extend_fingerprint(fingerprint, seed), sample_index) >> 32
+    return EOS if noise % 16 == 0 else (noise >> 8) % EOS
+
+
+def answer_alone(request: Request, index: int) -> list[int]:
+    """The output of one sample, without any engine."""
+    fingerprint, output = fingerprints(request.prompt_token_ids)[-1], []
+    while True:
+        token = next_token(fingerprint, request.seed, index)
+        output.append(token)
+        fingerprint = extend_fingerprint(fingerprint, token)
+        if (token == EOS and not request.params.ignore_eos) or len(output) == request.max_tokens:
+            return output
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """The dimensions of an engine to try."""
+
+    num_blocks: int = 14
+    block_size: int = 4
+    num_groups: int = 1
+    enable_prefix_caching: bool = True
+    max_num_seqs: int = 4
+    max_num_batched_tokens: int = 8
+    max_model_len: int = 40
+    policy: Policy = "fcfs"
+
+
+class FakeEngine:
+    """The loop of an engine: schedule, pretend to run, update, stop; with every check on."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        self.sizes = sizes
+        self.blocks = BlockManager(
+            sizes.num_blocks, sizes.block_size, sizes.num_groups, enable_prefix_caching=sizes.enable_prefix_caching
+        )
+        limits = SchedulerConfig(
+            max_num_seqs=sizes.max_num_seqs,
+            max_num_batched_tokens=sizes.max_num_batched_tokens,
+            max_model_len=sizes.max_model_len,
+            policy=sizes.policy,
+        )
+        self.scheduler = Scheduler(limits, self.blocks)
+        self.requests: list[Request] = []
+        self.num_steps = 0
+        self.num_preemptions = 0
+        self.num_forks = 0
+        self.num_copies = 0
+        # The device. Unwritten memory holds a value that no prefix has.
+        shape = (sizes.num_blocks, sizes.block_size)
+        self._content = np.full(shape, 0xDEAD, np.uint64)
+        self._group = np.full(shape, -1)
+        self._salt = np.full(shape, "unwritten", object)
+        self._era = np.full(shape, -1)
+        columns = -(-sizes.max_model_len // sizes.block_size)
+        self._tables = np.zeros((sizes.num_groups, sizes.max_num_seqs, columns), np.int32)
+        # Everything computed before a change of weights or a reset belongs to an earlier era.
+        self._current_era = 0
+        self._era_of: dict[Sequence, int] = {}
+
+    def request(self, prompt: list[int], **params: object) -> Request:
+        """Make and add a request."""
+        request = Request(
+            str(len(self.requests)),
+            prompt,
+            SamplingParams(**params),  # type: ignore[arg-type]
+            max_model_len=self.sizes.max_model_len,
+            eos_token_ids=[EOS],
+        )
+        self.requests.append(request)
+        self.scheduler.add(request)
+        return request
+
+    def schedule(self) -> StepPlan | None:
+        """Plan a step, and check the plan."""
+        plan = self.scheduler.schedule()
+        self.scheduler.check_integrity()
+        if plan is not None:
+            self._check_plan(plan)
+        return plan
+
+    def complete(self, plan: StepPlan) -> None:
+        """Run a plan and take in its tokens."""
+        tokens = self._run(plan)
+        self.num_steps += 1
+        self.num_preemptions += len(plan.preempted)
+        self.num_forks += sum(sampler.sequence is not plan.sequences[sampler.row] for sampler in plan.samplers)
+        self.num_copies += len(plan.block_copies)
+        self.scheduler.update(plan, tokens)
+        self.scheduler.check_integrity()
+        for sampler, token in zip(plan.samplers, tokens, strict=True):
+            if not sampler.sequence.finished:
+                reason, stop_reason = check_stop(sampler.sequence, token)
+                if reason is not None:
+                    self.scheduler.finish(sampler.sequence, reason, stop_reason)
+        self.scheduler.check_integrity()
+
+    def step(self) -> StepPlan | None:
+        """One turn of the loop; ``None`` when there was nothing to do."""
+        plan = self.schedule()
+        if plan is not None:
+            self.complete(plan)
+        return plan
+
+    def forget_prefixes(self, *, weights_changed: bool) -> None:
+        """Reset the prefix cache, or change the weights, after which nothing computed before may be found."""
+        if weights_changed:
+            self.blocks.bump_weight_version()
+        else:
+            self.blocks.reset_prefix_cache()
+        self._current_era += 1
+
+    def finish_all(self) -> None:
+        """Run until everything is finished, and check what came of it."""
+        while self.step() is not None:
+            pass
+        assert not self.scheduler.has_unfinished
+        assert self.scheduler.num_running == self.scheduler.num_waiting == 0
+        assert self.blocks.num_free_blocks == self.sizes.num_blocks - 1
+        for request in self.requests:
+            assert request.finished
+            for sequence in request.sequences:
+                self._check_output(request, sequence)
+
+    def _check_output(self, request: Request, sequence: Sequence) -> None:
+        alone = answer_alone(request, sequence.index)
+        output = sequence.output_token_ids.tolist()
+        if sequence.finish_reason in ("abort", "error"):
+            assert output == alone[: len(output)]
+        else:
+            assert output == alone
+            complete = output[-1] == EOS and not request.params.ignore_eos
+            assert sequence.finish_reason == ("stop" if complete else "length")
+
+    def _check_plan(self, plan: StepPlan) -> None:
+        slots = plan.slot.tolist()
+        assert slots == sorted(set(slots)) == [sequence.slot for sequence in plan.sequences]
+        assert plan.num_tokens == plan.count.sum() <= self.sizes.max_num_batched_tokens
+        assert plan.num_tokens > 0
+        assert (plan.count > 0).all()
+        assert [sampler.slot for sampler in plan.samplers] == sorted({sampler.slot for sampler in plan.samplers})
+        destinations = plan.block_copies[:, 1].tolist()
+        assert len(set(destinations)) == len(destinations)
+        places = [tuple(update) for update in plan.table_updates[:, :3].tolist()]
+        assert len(set(places)) == len(places)
+        for sequence in plan.admitted:
+            self._era_of[sequence] = self._current_era
+        if plan.preempted:
+            # Never one that goes before a sequence that was given tokens.
+            assert min(victim.order for victim in plan.preempted) > max(row.order for row in plan.sequences)
+
+    def _run(self, plan: StepPlan) -> list[int]:
+        source, destination = plan.block_copies.T
+        for memory in (self._content, self._group, self._salt, self._era):
+            memory[destination] = memory[source]
+        group, slot, column, block = plan.table_updates.T
+        self._tables[group, slot, column] = block
+        self._write(plan)
+        for row, sequence in enumerate(plan.sequences):
+            self._check_context(int(plan.slot[row]), int(plan.start[row] + plan.count[row]), sequence)
+        tokens = []
+        for sequence, _, row in plan.samplers:
+            end = int(plan.start[row] + plan.count[row])
+            assert end == sequence.num_tokens
+            block, offset = self._place(0, int(plan.slot[row]), end - 1)
+            tokens.append(next_token(int(self._content[block, offset]), sequence.request.seed, sequence.index))
+        return tokens
+
+    def _place(self, group: int, slot: int, position: int) -> tuple[int, int]:
+        return int(self._tables[group, slot, position // self.sizes.block_size]), position % self.sizes.block_size
+
+    def _write(self, plan: StepPlan) -> None:
+        written = set()
+        slots = np.repeat(plan.slot, plan.count).tolist()
+        sequences = [sequence for sequence, n in zip(plan.sequences, plan.count, strict=True) for _ in range(n)]
+        tokens, positions = plan.token_ids().tolist(), plan.positions().tolist()
+        for slot, position, token, sequence in zip(slots, positions, tokens, sequences, strict=True):
+            for group in range(self.sizes.num_groups):
+                before = 0
+                if position > 0:
+                    before = int(self._content[self._place(group, slot, position - 1)])
+                place = self._place(group, slot, position)
+                assert place[0] != 0, "a token is written to the null block"
+                assert place not in written, "two tokens of a step are written to the same place"
+                written.add(place)
+                self._content[place] = extend_fingerprint(before, token)
+                self._group[place] = group
+                self._salt[place] = sequence.params.cache_salt
+                self._era[place] = self._current_era
+
+    def _check_context(self, slot: int, end: int, sequence: Sequence) -> None:
+        positions = np.arange(end)
+        offset = positions % self.sizes.block_size
+        expected = fingerprints(sequence.token_ids[:end])
+        for group in range(self.sizes.num_groups):
+            block = self._tables[group, slot, positions // self.sizes.block_size]
+            assert self._content[block, offset].tolist() == expected
+            assert (self._group[block, offset] == group).all()
+            assert (self._salt[block, offset] == sequence.params.cache_salt).all()
+            assert (self._era[block, offset] >= self._era_of[sequence]).all()

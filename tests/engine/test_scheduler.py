@@ -1,0 +1,457 @@
+from __future__ import annotations
+
+import heapq
+import json
+import pathlib
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from fake_engine import EOS, FakeEngine, Sizes
+
+from jaxllm.engine.block_manager import BlockManager
+from jaxllm.engine.integrity import IntegrityError
+from jaxllm.engine.plan import StepPlan
+from jaxllm.engine.request import Request, Sequence, SequenceStatus
+from jaxllm.engine.scheduler import Scheduler, SchedulerConfig
+from jaxllm.errors import CapacityError, ParameterError
+from jaxllm.sampling_params import SamplingParams
+
+REPOSITORY = pathlib.Path(__file__).parents[2]
+
+
+def prompt(length: int, first: int = 0) -> list[int]:
+    return [(first + position * position) % EOS for position in range(length)]
+
+
+def names(sequences: list[Sequence]) -> list[str]:
+    return [f"{sequence.request.request_id}.{sequence.index}" for sequence in sequences]
+
+
+def rows(plan: StepPlan | None) -> dict[str, tuple[int, int]]:
+    """For each row, where it starts and how many tokens it has."""
+    assert plan is not None
+    return dict(zip(names(plan.sequences), zip(plan.start.tolist(), plan.count.tolist(), strict=True), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("max_num_seqs", 0), ("max_num_batched_tokens", 0), ("max_num_batched_tokens", 1.5), ("max_model_len", 1),
+     ("max_num_seqs", True), ("policy", "sjf")],
+)  # fmt: skip
+def test_limits_are_checked(name: str, value: object) -> None:
+    good = {"max_num_seqs": 1, "max_num_batched_tokens": 1, "max_model_len": 2}
+    with pytest.raises(ParameterError, match=name):
+        SchedulerConfig(**{**good, name: value})  # type: ignore[arg-type]
+
+
+def test_a_pool_too_small_for_one_sequence_is_refused_naming_the_numbers_to_change() -> None:
+    limits = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=8, max_model_len=41)
+    message = "max_model_len=41 needs 22 .* has 20: raise num_blocks to 23, .* at most 40"
+    with pytest.raises(CapacityError, match=message):
+        Scheduler(limits, BlockManager(21, 4, num_groups=2))
+    Scheduler(limits, BlockManager(23, 4, num_groups=2))
+
+
+def test_an_id_in_use_and_a_request_made_for_a_longer_context_are_refused() -> None:
+    engine = FakeEngine(Sizes())
+    engine.request(prompt(3))
+    with pytest.raises(ParameterError, match="request_id='0'"):
+        engine.scheduler.add(Request("0", [1], SamplingParams(), max_model_len=40))
+    with pytest.raises(ParameterError, match=r"max_tokens=98 .* 38, .*max_model_len=40"):
+        engine.scheduler.add(Request("1", [1, 2], SamplingParams(), max_model_len=100))
+    engine.finish_all()
+    engine.scheduler.add(Request("0", [1], SamplingParams(), max_model_len=40))
+
+
+def test_running_sequences_share_the_budget_first_then_waiting_ones_get_chunks() -> None:
+    engine = FakeEngine(Sizes(num_blocks=60, max_num_batched_tokens=8))
+    for length in (5, 10, 4):
+        engine.request(prompt(length), ignore_eos=True)
+    plans = [engine.step() for _ in range(4)]
+    assert [rows(plan) for plan in plans] == [
+        {"0.0": (0, 5), "1.0": (0, 3)},
+        {"0.0": (5, 1), "1.0": (3, 7)},
+        {"0.0": (6, 1), "1.0": (10, 1), "2.0": (0, 4)},
+        {"0.0": (7, 1), "1.0": (11, 1), "2.0": (4, 1)},
+    ]
+    assert [names([sampler.sequence for sampler in plan.samplers]) for plan in plans if plan] == [
+        ["0.0"], ["0.0", "1.0"], ["0.0", "1.0", "2.0"], ["0.0", "1.0", "2.0"],
+    ]  # fmt: skip
+    assert [names(plan.admitted) for plan in plans if plan] == [["0.0", "1.0"], [], ["2.0"], []]
+    engine.finish_all()
+
+
+def test_a_plan_lists_the_tokens_and_positions_of_its_rows() -> None:
+    engine = FakeEngine(Sizes(num_blocks=60, max_num_batched_tokens=8))
+    first, second = engine.request([3, 2, 1]), engine.request(prompt(10))
+    engine.step()
+    plan = engine.schedule()
+    assert plan is not None
+    assert plan.token_ids().tolist() == [first.sequences[0].last_token, *second.prompt_token_ids[5:].tolist()]
+    assert plan.positions().tolist() == [3, 5, 6, 7, 8, 9]
+    assert {array.dtype for array in (plan.slot, plan.start, plan.count, plan.token_ids(), plan.positions(),
+                                      plan.table_updates, plan.block_copies)} == {np.dtype(np.int32)}  # fmt: skip
+
+
+def test_the_lowest_free_slots_are_given_and_come_back() -> None:
+    engine = FakeEngine(Sizes(num_blocks=60, max_num_seqs=3))
+    requests = [engine.request(prompt(2, first), ignore_eos=True) for first in range(4)]
+    engine.step()
+    assert [request.sequences[0].slot for request in requests] == [0, 1, 2, None]
+    assert (engine.scheduler.num_running, engine.scheduler.num_waiting) == (3, 1)
+    engine.scheduler.finish(requests[1].sequences[0], "stop", "text")
+    assert requests[1].sequences[0].stop_reason == "text"
+    engine.step()
+    assert [request.sequences[0].slot for request in requests] == [0, None, 2, 1]
+
+
+@pytest.mark.parametrize(("policy", "order"), [("fcfs", "0123"), ("priority", "2031")])
+def test_policies_order_the_waiting(policy: str, order: str) -> None:
+    engine = FakeEngine(Sizes(num_blocks=60, max_num_seqs=1, policy=policy))  # type: ignore[arg-type]
+    for priority in (0, 5, -1, 0):
+        engine.request(prompt(2), priority=priority, max_tokens=1)
+    served = []
+    while (plan := engine.step()) is not None:
+        served += [sequence.request.request_id for sequence in plan.sequences]
+    assert served == list(order)
+
+
+@pytest.mark.parametrize(("policy", "victim"), [("fcfs", "2.0"), ("priority", "1.0")])
+def test_the_last_in_policy_order_is_preempted_and_resumes_with_the_same_answer(policy: str, victim: str) -> None:
+    engine = FakeEngine(Sizes(num_blocks=13, max_num_seqs=3, max_num_batched_tokens=30, policy=policy))  # type: ignore[arg-type]
+    for priority in (0, 2, 1):
+        engine.request(prompt(7, priority), ignore_eos=True, priority=priority, max_tokens=25)
+    preempted: list[Sequence] = []
+    while not preempted:
+        plan = engine.step()
+        assert plan is not None, "nothing was preempted"
+        preempted = plan.preempted
+    assert names(preempted) == [victim]
+    (sequence,) = preempted
+    assert (sequence.status, sequence.slot, sequence.num_computed) == (SequenceStatus.PREEMPTED, None, 0)
+    assert sequence.request.metrics.num_preemptions == sequence.num_preemptions == 1
+    engine.finish_all()
+
+
+def test_the_last_in_order_waits_for_blocks_and_keeps_those_it_has() -> None:
+    engine = FakeEngine(Sizes(num_blocks=11, max_num_seqs=2, max_num_batched_tokens=64, enable_prefix_caching=False))
+    early = engine.request(prompt(15), ignore_eos=True, max_tokens=5).sequences[0]
+    late = engine.request(prompt(18), ignore_eos=True, max_tokens=20).sequences[0]
+    waited = 0
+    while not early.finished:
+        plan = engine.step()
+        assert plan is not None
+        assert not plan.preempted
+        waited += late not in plan.sequences and late.status is SequenceStatus.RUNNING
+    assert waited > 0
+    engine.finish_all()
+
+
+def test_a_higher_priority_that_waits_preempts_nobody() -> None:
+    engine = FakeEngine(Sizes(max_num_seqs=1, policy="priority"))
+    running = engine.request(prompt(3), ignore_eos=True, max_tokens=5, priority=9)
+    engine.step()
+    engine.request(prompt(3), priority=0)
+    while not running.finished:
+        plan = engine.step()
+        assert plan is not None
+        assert not plan.preempted
+    engine.finish_all()
+
+
+def test_a_prompt_is_admitted_only_with_room_for_all_of_it_and_growth_of_the_running() -> None:
+    engine = FakeEngine(Sizes(num_blocks=12, max_num_seqs=4, max_num_batched_tokens=4))
+    engine.request(prompt(4), ignore_eos=True)  # 1 block, 1 in reserve: 9 of 11 are left
+    engine.step()
+    engine.request(prompt(37, 1), max_tokens=1)  # 10 blocks
+    assert names(engine.step().admitted) == []  # type: ignore[union-attr]
+    engine.scheduler.abort("1")
+    engine.request(prompt(32, 1), max_tokens=1)  # 8 blocks
+    assert names(engine.step().admitted) == ["2.0"]  # type: ignore[union-attr]
+
+
+def test_samples_are_forked_in_the_step_that_completes_the_prompt_and_sample_from_its_row() -> None:
+    engine = FakeEngine(Sizes(num_blocks=60, max_num_seqs=6, max_num_batched_tokens=8))
+    engine.request(prompt(10), n=3, seed=1)
+    first, second, third = engine.step(), engine.step(), engine.step()
+    assert first is not None
+    assert second is not None
+    assert (names(first.admitted), first.samplers) == (["0.0"], [])
+    assert rows(second) == {"0.0": (8, 2)}
+    assert names(second.admitted) == ["0.1", "0.2"]
+    assert [(sampler.slot, sampler.row) for sampler in second.samplers] == [(0, 0), (1, 0), (2, 0)]
+    assert rows(third) == {f"0.{index}": (10, 1) for index in range(3)}
+    assert third is not None
+    assert len(third.block_copies) == 2
+    engine.finish_all()
+    outputs = {tuple(sequence.output_token_ids.tolist()) for sequence in engine.requests[0].sequences}
+    assert len(outputs) == 3
+
+
+def test_samples_that_find_no_slot_wait_and_then_find_the_prompt_in_the_cache() -> None:
+    engine = FakeEngine(Sizes(num_blocks=60, max_num_seqs=2, max_num_batched_tokens=64))
+    request = engine.request(prompt(10), n=4, ignore_eos=True, max_tokens=3)
+    plan = engine.step()
+    assert plan is not None
+    assert names(plan.admitted) == ["0.0", "0.1"]
+    assert engine.scheduler.num_waiting == 2
+    engine.finish_all()
+    assert [sequence.num_cached_tokens for sequence in request.sequences] == [0, 0, 8, 8]
+    assert request.num_cached_tokens == 0
+
+
+def test_a_parent_preempted_before_its_prompt_is_complete_forks_after_it_returns() -> None:
+    engine = FakeEngine(Sizes(num_blocks=11, max_num_seqs=4, max_num_batched_tokens=3, enable_prefix_caching=False))
+    engine.request(prompt(8), ignore_eos=True, max_tokens=30)
+    for _ in range(9):
+        engine.step()
+    request = engine.request(prompt(20), n=3)
+    preempted = 0
+    while not request.finished:
+        plan = engine.step()
+        assert plan is not None
+        if request.sequences[0] in plan.preempted and not request.forked:
+            preempted += 1
+            assert all(sample.status is SequenceStatus.WAITING for sample in request.sequences[1:])
+    assert preempted > 0
+    engine.finish_all()
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 3])
+def test_aborting_a_request_ends_all_its_samples_wherever_they_are(steps: int) -> None:
+    engine = FakeEngine(Sizes(max_num_seqs=3, max_num_batched_tokens=5))
+    request = engine.request(prompt(9), n=5, ignore_eos=True)
+    for _ in range(steps):
+        engine.step()
+    assert engine.scheduler.abort("0")
+    engine.scheduler.check_integrity()
+    assert {sequence.finish_reason for sequence in request.sequences} == {"abort"}
+    assert not engine.scheduler.has_unfinished
+    assert engine.schedule() is None
+    assert not engine.scheduler.abort("0")
+    engine.finish_all()
+
+
+def test_samples_outlive_a_sample_0_that_ends_before_the_prompt_is_complete() -> None:
+    engine = FakeEngine(Sizes(max_num_batched_tokens=5))
+    request = engine.request(prompt(9), n=3)
+    engine.step()
+    engine.scheduler.finish(request.sequences[0], "abort")
+    engine.finish_all()
+    assert [sequence.finish_reason == "abort" for sequence in request.sequences] == [True, False, False]
+
+
+def test_only_the_first_of_several_ends_of_a_sequence_counts() -> None:
+    engine = FakeEngine(Sizes())
+    sequence = engine.request(prompt(3), ignore_eos=True).sequences[0]
+    engine.step()
+    engine.scheduler.finish(sequence, "stop", 3)
+    engine.scheduler.finish(sequence, "abort")
+    assert (sequence.finish_reason, sequence.stop_reason) == ("stop", 3)
+    engine.scheduler.check_integrity()
+
+
+def test_dropping_a_step_that_failed_ends_its_requests_and_no_others() -> None:
+    engine = FakeEngine(Sizes(num_blocks=60, max_num_seqs=4, max_num_batched_tokens=6))
+    stays = engine.request(prompt(2), ignore_eos=True)
+    engine.request(prompt(3, 1), n=2)
+    waits = engine.request(prompt(8, 2))
+    plan = engine.schedule()
+    assert plan is not None
+    assert set(names(plan.sequences)) == {"0.0", "1.0", "2.0"}
+    engine.complete(plan)
+    engine.scheduler.abort("2")
+    waits = engine.request(prompt(30))
+    plan = engine.schedule()
+    assert plan is not None
+    engine.scheduler.drop(plan)
+    assert {sequence.finish_reason for sequence in stays.sequences} == {"error"}
+    again = engine.request(prompt(12, 1))
+    engine.finish_all()
+    assert waits.finished
+    assert again.sequences[0].finish_reason in ("stop", "length")
+
+
+def test_after_an_interrupt_in_the_middle_of_scheduling_a_reset_leaves_a_working_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = FakeEngine(Sizes())
+    for first in range(4):
+        engine.request(prompt(9, first), n=2)
+    engine.step()
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(heapq, "heappop", interrupt)
+        engine.scheduler.abort("0")
+        with pytest.raises(KeyboardInterrupt):
+            engine.scheduler.schedule()
+    ended = engine.scheduler.reset()
+    assert [request.request_id for request in ended] == ["1", "2", "3"]
+    assert all(sequence.finish_reason == "abort" for request in ended for sequence in request.sequences)
+    engine.scheduler.check_integrity()
+    engine.request(prompt(9))
+    engine.finish_all()
+
+
+def test_as_many_tokens_as_samplers_are_expected() -> None:
+    engine = FakeEngine(Sizes())
+    engine.request(prompt(3))
+    plan = engine.scheduler.schedule()
+    assert plan is not None
+    with pytest.raises(ValueError, match="2 tokens for 1 samplers"):
+        engine.scheduler.update(plan, [1, 2])
+
+
+def test_a_repeated_prompt_is_computed_from_its_last_full_block() -> None:
+    engine = FakeEngine(Sizes(num_blocks=60, max_num_batched_tokens=64))
+    for index in range(3):
+        request = engine.request(prompt(12), max_tokens=1, prompt_logprobs=0 if index == 2 else None)
+        plan = engine.step()
+        assert rows(plan) == {f"{index}.0": [(0, 12), (8, 4), (0, 12)][index]}
+        assert request.num_cached_tokens == [0, 8, 0][index]
+
+
+def _count_calls(action: Callable[[], object]) -> int:
+    calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def test_the_cost_of_a_step_does_not_depend_on_how_many_wait() -> None:
+    def cost(num_waiting: int) -> tuple[int, int, int]:
+        blocks = BlockManager(200, 4)
+        limits = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=16, max_model_len=40)
+        scheduler = Scheduler(limits, blocks)
+        requests = [Request(str(i), prompt(4), SamplingParams(seed=i), max_model_len=40) for i in range(num_waiting)]
+        for request in requests:
+            scheduler.add(request)
+        scheduler.update(scheduler.schedule(), [1] * 4)  # type: ignore[arg-type]
+
+        def step() -> None:
+            plan = scheduler.schedule()
+            assert plan is not None
+            scheduler.update(plan, [1] * len(plan.samplers))
+
+        one = Request("one more", prompt(4), SamplingParams(seed=0), max_model_len=40)
+        return (
+            _count_calls(step),
+            _count_calls(lambda: scheduler.add(one)),
+            _count_calls(lambda: scheduler.abort("one more")),
+        )
+
+    assert cost(100_000) == cost(10)
+
+
+def test_the_work_of_a_decode_step_does_not_depend_on_how_long_sequences_are() -> None:
+    def cost(length: int) -> int:
+        limits = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=100_000, max_model_len=10_000)
+        scheduler = Scheduler(limits, BlockManager(20_000, 4))
+        for index in range(8):
+            scheduler.add(Request(str(index), [index] * length, SamplingParams(seed=0), max_model_len=10_000))
+
+        def step() -> None:
+            plan = scheduler.schedule()
+            assert plan is not None
+            scheduler.update(plan, [1] * len(plan.samplers))
+
+        step()
+        return _count_calls(step)
+
+    assert cost(8001) == cost(9)
+
+
+@pytest.mark.parametrize(("block_size", "bound"), [(16, 0.06), (8, 0.04)])
+def test_kv_slots_wasted_on_a_real_workload(block_size: int, bound: float) -> None:
+    """W2's lengths, batch 64: allocated slots that hold nothing, averaged over steps.
+
+    Reserving max_model_len for each request instead would leave over 90 % unused.
+    """
+    workload = json.loads((REPOSITORY / "benchmarks/workloads/W2.json").read_text())["requests"]
+    longest = max(len(item["prompt"]) + item["max_tokens"] for item in workload)
+    max_model_len = 2048
+    assert longest < max_model_len
+    blocks = BlockManager(64 * max_model_len // block_size + 1, block_size)
+    limits = SchedulerConfig(max_num_seqs=64, max_num_batched_tokens=512, max_model_len=max_model_len)
+    scheduler = Scheduler(limits, blocks)
+    for index, item in enumerate(workload):
+        params = SamplingParams(max_tokens=item["max_tokens"], seed=0)
+        scheduler.add(Request(str(index), item["prompt"], params, max_model_len=max_model_len))
+    waste, reserved_waste = [], []
+    while (plan := scheduler.schedule()) is not None:
+        scheduler.update(plan, [1] * len(plan.samplers))
+        stats = blocks.stats()
+        waste.append(stats.kv_waste)
+        reserved_waste.append(1 - stats.slots_filled / (scheduler.num_running * max_model_len))
+        for sampler in plan.samplers:
+            if sampler.sequence.num_output == sampler.sequence.request.max_tokens:
+                scheduler.finish(sampler.sequence, "length")
+    print(f"block_size={block_size}: {np.mean(waste):.2%} unused; reserved contiguously: {np.mean(reserved_waste):.2%}")
+    assert np.mean(waste) < bound
+    assert np.mean(reserved_waste) > 0.9
+
+
+def _lose_a_slot(scheduler: Scheduler) -> None:
+    scheduler._free_slots.pop()
+
+
+def _give_a_slot_twice(scheduler: Scheduler) -> None:
+    scheduler._free_slots[0] = 0
+
+
+def _run_out_of_order(scheduler: Scheduler) -> None:
+    scheduler._running.reverse()
+
+
+def _lose_a_waiting_sequence(scheduler: Scheduler) -> None:
+    scheduler._waiting.pop()
+
+
+def _queue_twice(scheduler: Scheduler) -> None:
+    scheduler._waiting.push(scheduler._waiting.peek())  # type: ignore[arg-type]
+
+
+def _forget_a_request(scheduler: Scheduler) -> None:
+    del scheduler._requests["0"]
+
+
+def _leak_blocks(scheduler: Scheduler) -> None:
+    sequence = scheduler._running.pop()
+    scheduler._free_slots.append(sequence.held_slot)
+    del scheduler._requests[sequence.request.request_id]
+
+
+def _finish_behind_its_back(scheduler: Scheduler) -> None:
+    scheduler._running[0].status = SequenceStatus.FINISHED
+
+
+_DAMAGES = [
+    _lose_a_slot, _give_a_slot_twice, _run_out_of_order, _lose_a_waiting_sequence, _queue_twice, _forget_a_request,
+    _leak_blocks, _finish_behind_its_back,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", _DAMAGES)
+def test_check_integrity_sees_damage(damage: Callable[[Scheduler], None]) -> None:
+    engine = FakeEngine(Sizes(num_blocks=60, max_num_seqs=4, max_num_batched_tokens=6))
+    for first in range(5):
+        engine.request(prompt(3, first), ignore_eos=True)
+    engine.step()
+    assert engine.scheduler.num_running == 2
+    assert engine.scheduler.num_waiting == 3
+    damage(engine.scheduler)
+    with pytest.raises(IntegrityError):
+        engine.scheduler.check_integrity()
