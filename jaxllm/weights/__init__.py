@@ -2,8 +2,8 @@
 
 from jaxllm.weights.gguf import GGUFSource
 from jaxllm.weights.load import WeightMap, check_checkpoint, load_params
+from jaxllm.weights.locate import open_path, resolve
 from jaxllm.weights.packaged import PACKAGED_MODELS, PackagedModel, default_model
-from jaxllm.weights.resolve import open_path, resolve
 from jaxllm.weights.safetensors import SafetensorsSource
 from jaxllm.weights.source import ModelSource, TensorInfo
 from jaxllm.weights.spec import ParamSpec, Piece

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxllm.errors import CheckpointError
+from jaxllm.errors import CheckpointError, UnsupportedModelError
 from jaxllm.weights.convert import CHUNK, read_plain
 from jaxllm.weights.files import open_unbuffered, read_into
 from jaxllm.weights.gguf_header import GGUFHeader, GGUFTensor, read_header
@@ -39,7 +39,10 @@ class GGUFSource(ModelSource):
         self.name = name or path.stem
         self.metadata: dict[str, Any] = headers[0].metadata
         self._architecture = architecture_of(self.metadata, path)
-        self._config = self._architecture.config(self.metadata)
+        try:
+            self._config = self._architecture.config(self.metadata)
+        except (CheckpointError, UnsupportedModelError) as error:
+            raise type(error)(f"{path}: {error}") from None
         self._stored: dict[str, tuple[GGUFTensor, Path]] = {}
         self._row_order: dict[str, np.ndarray] = {}
         for header in headers:

@@ -20,6 +20,7 @@ from jaxllm.weights.quantized import SUPPORTED_TYPES, UNSUPPORTED_TYPES, GGUFTyp
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _FLOAT32, _STRING, _ARRAY = 6, 8, 9
 _MAX_DIMENSIONS = 4
+_MAX_DEPTH = 4  # of arrays within arrays
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ class _Parser:
         if kind == _STRING:
             return self.string()
         if kind == _ARRAY:
-            return self.array(key, self.number("I"), self.number("Q"))
+            return self.array(key, self.number("I"), self.number("Q"), depth=1)
         if kind == _FLOAT32:
             # 1e-05 rather than 9.999999747378752e-06: the shortest decimal that is this float32.
             return float(str(np.float32(self.number("f"))))
@@ -111,15 +112,15 @@ class _Parser:
             return self.number(_SCALARS[kind])
         raise CheckpointError(f"{self.path}: metadata {key!r} has the unknown value type {kind}")
 
-    def array(self, key: str, kind: int, count: int) -> Any:
+    def array(self, key: str, kind: int, count: int, depth: int) -> Any:
         if kind == _STRING:
             return self.strings(count)
-        if kind == _ARRAY:
-            return [self.array(key, self.number("I"), self.number("Q")) for _ in range(count)]
+        if kind == _ARRAY and depth < _MAX_DEPTH:
+            return [self.array(key, self.number("I"), self.number("Q"), depth + 1) for _ in range(count)]
         if kind in _SCALARS:
             dtype = np.dtype(_SCALARS[kind]).newbyteorder("<")
             return np.frombuffer(self.take(count * dtype.itemsize), dtype).copy()
-        raise CheckpointError(f"{self.path}: metadata {key!r} is an array of the unknown value type {kind}")
+        raise CheckpointError(f"{self.path}: metadata {key!r} is an array of the value type {kind}, which is not read")
 
     def strings(self, count: int) -> list[str]:
         # A vocabulary has hundreds of thousands of strings: everything this loop needs is a local variable.

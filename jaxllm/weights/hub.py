@@ -27,7 +27,9 @@ def download(model: str, revision: str | None = None) -> Path:
 
     Only configuration, tokenizer and the weights are fetched; cache, token and offline mode are ``huggingface_hub``'s.
     """
-    repo, _, file = model.partition(":")
+    repo, colon, file = model.partition(":")
+    if colon and not file:
+        raise ModelNotFoundError(f"{model!r} names no GGUF file after the colon")
     with _explained(model, revision):
         return _gguf_file(repo, file, revision) if file else _folder(repo, revision)
 

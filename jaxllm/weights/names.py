@@ -38,7 +38,7 @@ class Architecture:
 def architecture_of(metadata: Metadata, where: object) -> Architecture:
     """The entry for a file's architecture, or ``UnsupportedModelError``."""
     name = metadata.get("general.architecture")
-    if name not in ARCHITECTURES:
+    if not isinstance(name, str) or name not in ARCHITECTURES:
         raise UnsupportedModelError(f"{where} has the GGUF architecture {name!r}; supported: "
                                     + ", ".join(sorted(ARCHITECTURES)))
     return ARCHITECTURES[name]
@@ -67,8 +67,9 @@ def require(metadata: Metadata, key: str) -> Any:
 
 def _integer(metadata: Metadata, key: str, default: int | None = None) -> int:
     value = require(metadata, key) if default is None else metadata.get(key, default)
-    if not isinstance(value, int):
-        raise UnsupportedModelError(f"the GGUF metadata {key!r} is {value!r}; one integer for all layers is supported")
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UnsupportedModelError(f"the GGUF metadata {key!r} is {value!r}; supported is one positive integer for "
+                                    "all layers")
     return value
 
 
@@ -79,9 +80,9 @@ def end_ids(metadata: Metadata) -> list[int]:
     text, and taken only if the chat template uses it.
     """
     ids = [metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
-    template, tokens = metadata.get("tokenizer.chat_template", ""), metadata.get("tokenizer.ggml.tokens", [])
-    used = [text for text in _END_OF_TURN if text in template]
-    ids += [tokens.index(text) for text in used if text in tokens]
+    template, tokens = metadata.get("tokenizer.chat_template"), metadata.get("tokenizer.ggml.tokens")
+    if isinstance(template, str) and isinstance(tokens, list):
+        ids += [tokens.index(text) for text in _END_OF_TURN if text in template and text in tokens]
     return list(dict.fromkeys(number for number in ids if number is not None))
 
 
@@ -103,7 +104,7 @@ def _llama_config(metadata: Metadata) -> dict[str, Any]:
                                     f"{metadata['llama.expert_count']} (mixture of experts) is not supported")
     heads = _integer(metadata, "llama.attention.head_count")
     width = _integer(metadata, "llama.embedding_length")
-    head_dim = _integer(metadata, "llama.attention.key_length", width // max(heads, 1))
+    head_dim = _integer(metadata, "llama.attention.key_length", max(1, width // heads))
     for key in ("llama.rope.dimension_count", "llama.attention.value_length"):
         if metadata.get(key, head_dim) != head_dim:
             raise UnsupportedModelError(f"the GGUF metadata {key!r} is {metadata[key]!r}; for the architecture 'llama' "

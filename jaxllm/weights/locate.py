@@ -56,5 +56,6 @@ def open_path(path: Path, name: str | None = None) -> ModelSource:
 
 
 def _looks_like_path(text: str) -> bool:
-    starts = text.startswith(("/", ".", "~"))
-    return starts or "\\" in text or text.count("/") > 1 or text.endswith((".gguf", ".safetensors", "/"))
+    repo, _, _ = text.partition(":")
+    rooted = text.startswith(("/", ".", "~")) or text[1:3] == ":/"
+    return rooted or "\\" in text or repo.count("/") > 1 or repo.endswith((".gguf", ".safetensors", "/"))

