@@ -186,10 +186,12 @@ def _chat_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
     return templates
 
 
-def _list(metadata: Mapping[str, Any], key: str, length: int | None = None) -> Sequence[Any]:
+def _list(metadata: Mapping[str, Any], key: str, length: int | None = None) -> list[Any]:
     if key not in metadata:
         raise CheckpointError(f"the GGUF file has no {key}: it holds no usable tokenizer")
-    values: Sequence[Any] = metadata[key]
+    values = metadata[key]
+    # Readers give arrays of numbers as numpy arrays, whose elements are slow to take one by one.
+    values = values.tolist() if hasattr(values, "tolist") else list(values)
     if length is not None and len(values) != length:
         raise CheckpointError(f"{key} has {len(values)} entries for {length} tokens")
     return values

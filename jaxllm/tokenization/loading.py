@@ -36,18 +36,19 @@ def from_folder(path: str | Path) -> Tokenizer:
     if not folder.is_dir():
         raise ModelNotFoundError(f"no folder at {str(folder)!r} to read a tokenizer from")
     config = _read_json(folder / "tokenizer_config.json")
+    defaults: Mapping[str, str] = {}
     if (folder / "tokenizer.json").is_file():
         backend = _read_backend(folder / "tokenizer.json")
         _add_missing_tokens(backend, config)
     elif any((folder / name).is_file() for name in _SLOW_FILES):
-        backend = _converted_backend(folder)
+        backend, defaults = _converted_backend(folder)
     else:
         looked_for = ", ".join(("tokenizer.json", *_SLOW_FILES))
         raise ModelNotFoundError(f"no tokenizer in {str(folder)!r}: looked for {looked_for}")
-    named = _named_tokens(config, _read_json(folder / "special_tokens_map.json"))
+    named = _named_tokens(config, _read_json(folder / "special_tokens_map.json"), defaults)
     bos_id, eos_id, pad_id = (_token_id(backend, named, name) for name in ("bos_token", "eos_token", "pad_token"))
-    if "add_bos_token" in config or "add_eos_token" in config or backend.post_processor is None:
-        # What transformers does: the flags, where given, replace the file's own post-processor.
+    if backend.post_processor is None:
+        # As in transformers 5, a post-processor in tokenizer.json decides, whatever the flags say.
         backend.post_processor = boundary_tokens(
             bos_id if config.get("add_bos_token", False) else None,
             eos_id if config.get("add_eos_token", False) else None,
@@ -85,7 +86,8 @@ def _read_backend(path: Path) -> tokenizers.Tokenizer:
         raise CheckpointError(f"{path} is not a tokenizer that the tokenizers library reads: {error}") from None
 
 
-def _converted_backend(folder: Path) -> tokenizers.Tokenizer:
+def _converted_backend(folder: Path) -> tuple[tokenizers.Tokenizer, Mapping[str, str]]:
+    """The converted tokenizer, and the special tokens that its class has by default."""
     try:
         import transformers
     except ImportError:
@@ -94,7 +96,8 @@ def _converted_backend(folder: Path) -> tokenizers.Tokenizer:
             "pip install 'jaxllm[transformers]'"
         ) from None
     try:
-        return transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True).backend_tokenizer
+        converted = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        return converted.backend_tokenizer, converted.special_tokens_map
     except Exception as error:
         raise UnsupportedModelError(
             f"transformers could not convert the tokenizer in {str(folder)!r}: {type(error).__name__}: {error}"

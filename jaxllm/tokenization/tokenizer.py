@@ -77,26 +77,26 @@ class Tokenizer:
             gets no second one.
         parse_special: special tokens spelled out in the text become those tokens; else they are plain text.
         """
-        return self.encode_batch([text], add_special_tokens=add_special_tokens, parse_special=parse_special)[0]
+        _check_text(text)
+        with self._encode_lock:
+            self.backend.encode_special_tokens = not parse_special
+            ids = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return self._with_one_bos(ids) if add_special_tokens else ids
 
     def encode_batch(
         self, texts: Sequence[str], *, add_special_tokens: bool = True, parse_special: bool = True
     ) -> list[list[int]]:
         """``encode`` of each text, in parallel."""
         for text in texts:
-            if not isinstance(text, str):
-                raise ParameterError("text", text, "a string")
+            _check_text(text)
         with self._encode_lock:
             self.backend.encode_special_tokens = not parse_special
-            try:
-                encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
-            except UnicodeEncodeError as error:
-                raise ParameterError("text", error.object, f"valid Unicode ({error.reason})") from None
-        results: list[list[int]] = [encoding.ids for encoding in encodings]
-        if add_special_tokens and self._adds_bos:
-            twice = [self.bos_token_id, self.bos_token_id]
-            results = [ids[1:] if ids[:2] == twice else ids for ids in results]
-        return results
+            encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        return [self._with_one_bos(encoding.ids) if add_special_tokens else encoding.ids for encoding in encodings]
+
+    def _with_one_bos(self, ids: list[int]) -> list[int]:
+        """Without the BOS that was added before a text that spells one itself."""
+        return ids[1:] if self._adds_bos and ids[:2] == [self.bos_token_id, self.bos_token_id] else ids
 
     def decode(
         self, ids: Sequence[int], *, skip_special_tokens: bool = True, spaces_between_special_tokens: bool = True
@@ -202,3 +202,12 @@ class Tokenizer:
         if self._adds_bos and self.bos_token_id is not None and ids[:1] != [self.bos_token_id]:
             ids.insert(0, self.bos_token_id)
         return ids
+
+
+def _check_text(text: object) -> None:
+    if not isinstance(text, str):
+        raise ParameterError("text", text, "a string")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ParameterError("text", text, f"valid Unicode, without lone surrogates ({error.reason})") from None
