@@ -28,6 +28,7 @@ def allocate_pool(spec: KVSpec, num_blocks: int, block_size: int) -> KVPool:
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), abstract_pool(spec, num_blocks, block_size))
 
 
-def copy_blocks(pool: KVPool, source: Int[Array, " C"], target: Int[Array, " C"]) -> KVPool:
-    """Copy whole blocks within the pool, for copy-on-write. Pairs of null blocks (0, 0) do nothing."""
+def copy_blocks(pool: KVPool, pairs: Int[Array, "C 2"]) -> KVPool:
+    """Copy whole blocks within the pool, (source, target) each, for copy-on-write. (0, 0) is padding."""
+    source, target = pairs[:, 0], pairs[:, 1]
     return jax.tree.map(lambda array: array.at[target].set(array[source]), pool)

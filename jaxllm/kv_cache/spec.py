@@ -13,7 +13,7 @@ from jaxllm.models.config import DecoderConfig
 
 @dataclasses.dataclass(frozen=True)
 class KVEntry:
-    """One array of a layer's cache: ``heads`` x ``size`` numbers of ``dtype`` per slot, stored ``[P, heads, S, size]``."""
+    """One array of a layer's cache, ``[P, heads, S, size]``: ``heads`` x ``size`` numbers of ``dtype`` per slot."""
 
     heads: int
     size: int
@@ -27,7 +27,7 @@ class KVEntry:
 
 @dataclasses.dataclass(frozen=True)
 class KVGroup:
-    """Layers with the same kind of attention, which share one block table. ``window`` is ``None`` for full attention."""
+    """Layers with the same kind of attention, which share a block table; ``window`` is ``None`` for full attention."""
 
     layers: tuple[int, ...]
     window: int | None = None

@@ -119,12 +119,12 @@ class Decoder(nnx.Module):
         return self.norm(x), new_cache
 
 
-def head_parameters(params: dict[str, Any]) -> dict[str, Any]:
+def head_parameters(params: dict[Any, Any]) -> dict[Any, Any]:
     """The parameters that ``head_logits`` needs: the head's, or the embedding's where they are tied."""
     return params["head"] if "head" in params else params["embedding"]
 
 
-def head_logits(head: dict[str, Any], rows: Float[Array, "B D"]) -> Float[Array, "B V"]:
+def head_logits(head: dict[Any, Any], rows: Float[Array, "B D"]) -> Float[Array, "B V"]:
     """Float32 logits of hidden rows."""
     return linear(rows, head["weight"], jnp.float32)
 

@@ -15,7 +15,7 @@ from jaxllm.models.config import DecoderConfig
 from jaxllm.models.decoder import Decoder, head_logits, head_parameters
 from jaxllm.weights.spec import ParamSpec
 
-Params = dict[str, Any]
+Params = dict[Any, Any]
 """Nested dict of parameter leaves; a layer's number is an int key."""
 
 

@@ -20,11 +20,11 @@ class Family:
     architectures: tuple[str, ...]
     decoder_config: Callable[[Mapping[str, Any]], DecoderConfig]
     weight_map: Callable[[DecoderConfig], dict[str, tuple[str, ...]]]
-    ignored_tensors: tuple[str, ...]
+    ignored_tensors: Callable[[DecoderConfig], tuple[str, ...]]
 
 
 FAMILIES = (
-    Family("llama", llama.ARCHITECTURES, llama.decoder_config, llama.weight_map, llama.IGNORED_TENSORS),
+    Family("llama", llama.ARCHITECTURES, llama.decoder_config, llama.weight_map, llama.ignored_tensors),
 )
 
 

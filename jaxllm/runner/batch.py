@@ -1,8 +1,9 @@
-"""``StepBatch``: what one step's ``forward`` needs besides parameters, cache and tables. Its structure never changes."""
+"""``StepBatch``: what one ``forward`` needs besides parameters, cache and tables. Its structure never changes."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,35 +15,34 @@ from jaxllm.engine.plan import StepPlan
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class StepBatch:
-    """Tokens of a step, packed by slot.
+    """Tokens of a step, packed by slot; numpy arrays on their way to the device, tracers inside the program.
 
     token_ids: padded to the token bucket. query_start: slot r owns tokens ``query_start[r]:query_start[r + 1]``.
     lengths: each slot's context, this step's tokens included (0 for idle slots). sample_rows: for each token to
     sample, the index of the hidden row it is sampled from; padded with 0.
     """
 
-    token_ids: Int[Array | np.ndarray, " T"]
-    query_start: Int[Array | np.ndarray, " R1"]
-    lengths: Int[Array | np.ndarray, " R"]
-    sample_rows: Int[Array | np.ndarray, " R"]
+    token_ids: Int[Array, " T"]
+    query_start: Int[Array, " R1"]
+    lengths: Int[Array, " R"]
+    sample_rows: Int[Array, " R"]
 
 
 def build_batch(plan: StepPlan, token_bucket: int, max_num_seqs: int) -> StepBatch:
     """Lay a plan out as arrays. Loops over the step's requests, never over their tokens."""
     counts = np.zeros(max_num_seqs, np.int32)
-    counts[plan.slots] = plan.counts
+    counts[plan.slot] = plan.count
     query_start = np.zeros(max_num_seqs + 1, np.int32)
     np.cumsum(counts, out=query_start[1:])
     lengths = np.zeros(max_num_seqs, np.int32)
-    lengths[plan.slots] = plan.starts + plan.counts
+    lengths[plan.slot] = plan.start + plan.count
     token_ids = np.zeros(token_bucket, np.int32)
-    for sequence, slot, start, count in zip(plan.sequences, plan.slots, plan.starts, plan.counts, strict=True):
-        first = query_start[slot]
-        token_ids[first:first + count] = sequence.tokens[start:start + count]
+    token_ids[:plan.num_tokens] = plan.token_ids()
     sample_rows = np.zeros(max_num_seqs, np.int32)
     rows = np.fromiter((sampler.row for sampler in plan.samplers), np.int32, len(plan.samplers))
-    sample_rows[:len(rows)] = query_start[plan.slots[rows] + 1] - 1
-    return StepBatch(token_ids, query_start, lengths, sample_rows)
+    sample_rows[:len(rows)] = query_start[plan.slot[rows] + 1] - 1
+    arrays: Any = (token_ids, query_start, lengths, sample_rows)
+    return StepBatch(*arrays)
 
 
 def padded_lines(lines: np.ndarray, size: int, fill: int) -> np.ndarray:

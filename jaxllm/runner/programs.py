@@ -7,13 +7,12 @@ table deltas, block copies, one slot's sampling state, log-probabilities of prom
 from __future__ import annotations
 
 import collections
-import dataclasses
 import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Hashable
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,18 +20,21 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxllm.config import EngineConfig
-from jaxllm.kv_cache import block_table, pool
+from jaxllm.kv_cache import abstract_pool, block_table, pool
 from jaxllm.kv_cache.block_table import BlockTable
 from jaxllm.kv_cache.pool import KVPool
-from jaxllm.models.model import Model, Params
+from jaxllm.kv_cache.spec import KVSpec
+from jaxllm.models.model import Model, Params, nest
 from jaxllm.runner.batch import StepBatch
-from jaxllm.runner.buckets import bucket_for, buckets
+from jaxllm.runner.buckets import buckets
 from jaxllm.sampling import (
+    RowTable,
     SampleOutput,
     SamplingRows,
     SamplingState,
     TokenLogprobs,
     Variant,
+    init_state,
     mask_padded_vocab,
     sample,
     set_slot,
@@ -51,28 +53,43 @@ PROMPT_LOGPROB_ROWS = 64
 SLOW_COMPILE_SECONDS = 2.0
 
 
-@dataclasses.dataclass
-class Programs:
-    """Every executable that an engine of these sizes can need.
+class Key(NamedTuple):
+    """Which executable: a program, the bucket it is compiled for (0 if it has one size) and the sampler's form."""
 
-    traces: how often each program's Python body ran, by name; constant once its bucket has been used.
+    program: str
+    bucket: int = 0
+    variant: Variant | None = None
+
+    def __str__(self) -> str:
+        variant = "" if self.variant is None else f" ({self.variant.name.lower()})"
+        return f"{self.program}{variant}" + (f" for {self.bucket} rows" if self.bucket else "")
+
+
+class Programs:
+    """Every executable that an engine of these sizes can need, compiled when first used or before (``compile``).
+
+    traces: how often each program's Python body ran, by name; it stops growing once the buckets in use are compiled.
     """
 
-    model: Model
-    config: EngineConfig
-    traces: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
-
-    def __post_init__(self) -> None:
-        self.token_buckets = buckets(self.config.max_num_batched_tokens)
-        self.row_buckets = buckets(self.config.max_num_seqs)
-        self._executables: dict[Hashable, Any] = {}
+    def __init__(self, model: Model, spec: KVSpec, config: EngineConfig) -> None:
+        self.model = model
+        self.spec = spec
+        self.config = config
+        self.token_buckets = buckets(config.max_num_batched_tokens)
+        self.row_buckets = buckets(config.max_num_seqs)
+        self.traces: collections.Counter[str] = collections.Counter()
+        self._executables: dict[Key, Any] = {}
         self._lock = threading.Lock()
-        self._key_locks: dict[Hashable, threading.Lock] = collections.defaultdict(threading.Lock)
+        self._key_locks: dict[Key, threading.Lock] = collections.defaultdict(threading.Lock)
 
-    @property
-    def max_executables(self) -> int:
-        """The bucket formula: the most executables there can be."""
-        return 2 * len(self.token_buckets) + len(Variant) * len(self.row_buckets) + 3
+    def all_keys(self) -> list[Key]:
+        """All executables there can be: the bucket formula, written out."""
+        return [
+            *(Key("forward", tokens) for tokens in self.token_buckets),
+            *(Key("prompt_logprobs", tokens) for tokens in self.token_buckets),
+            *(Key("sample", rows, variant) for variant in Variant for rows in self.row_buckets),
+            Key("update_table"), Key("copy_blocks"), Key("set_sampling_slot"),
+        ]
 
     @property
     def num_executables(self) -> int:
@@ -80,59 +97,77 @@ class Programs:
         return len(self._executables)
 
     def formula(self) -> str:
-        """``max_executables`` in words, as ``jaxllm info`` prints it."""
-        tokens, rows = len(self.token_buckets), len(self.row_buckets)
-        return (f"at most {self.max_executables} = 2 programs x {tokens} token buckets {self.token_buckets} + "
-                f"{len(Variant)} samplers x {rows} row buckets {self.row_buckets} + 3")
+        """How many executables there can be, in words."""
+        tokens, rows, variants = len(self.token_buckets), len(self.row_buckets), len(Variant)
+        return (f"at most {len(self.all_keys())} executables: 2 programs x {tokens} token buckets {self.token_buckets} + "
+                f"{variants} samplers x {rows} row buckets {self.row_buckets} + 3")
 
-    # The steps, as the runner calls them.
+    def compile(self, key: Key) -> Any:
+        """The executable of a key, compiled now if it is not there; threads may compile different ones at once."""
+        with self._lock:
+            key_lock = self._key_locks[key]
+        with key_lock:
+            if key not in self._executables:
+                watch = threading.Timer(SLOW_COMPILE_SECONDS, logger.info, ("compiling %s ...", key))
+                watch.daemon = True
+                watch.start()
+                started = time.perf_counter()
+                try:
+                    self._executables[key] = self._lower(key).compile()
+                finally:
+                    watch.cancel()
+                logger.debug("compiled %s in %.2f s", key, time.perf_counter() - started)
+            return self._executables[key]
+
+    # The programs, as the runner calls them.
 
     def forward(self, params: Params, cache: KVPool, table: BlockTable, batch: StepBatch
                 ) -> tuple[KVPool, Array, Array]:
         """Donates ``cache``. Returns it, the hidden rows to sample from ``[R, D]`` and all hidden rows ``[T, D]``."""
-        key = ("forward", batch.token_ids.shape[0])
-        return self._run(key, self._forward, (1,), params, cache, table, batch)
+        return self._run(Key("forward", batch.token_ids.shape[0]), params, cache, table, batch)
 
     def sample(self, variant: Variant, head: Params, state: SamplingState | None, hidden: Array, rows: SamplingRows
                ) -> tuple[SamplingState | None, SampleOutput]:
         """Donates ``state``. The first rows of ``hidden`` are sampled, as many as the bucket of ``rows`` holds."""
-        key = ("sample", rows.num_rows, variant)
-        return self._run(key, functools.partial(self._sample, variant), (1,), head, state, hidden, rows)
+        return self._run(Key("sample", rows.num_rows, variant), head, state, hidden, rows)
 
-    def prompt_logprobs(self, head: Params, hidden: Array, first: int, targets: Any) -> TokenLogprobs:
+    def prompt_logprobs(self, head: Params, hidden: Array, first: int, targets: np.ndarray) -> TokenLogprobs:
         """Log-probabilities of ``targets`` under the hidden rows from ``first`` on."""
-        key = ("prompt_logprobs", hidden.shape[0])
-        return self._run(key, self._prompt_logprobs, (), head, hidden, np.int32(first), targets)
+        return self._run(Key("prompt_logprobs", hidden.shape[0]), head, hidden, np.int32(first), targets)
 
-    def update_table(self, table: BlockTable, changes: Any) -> BlockTable:
+    def update_table(self, table: BlockTable, changes: np.ndarray) -> BlockTable:
         """Donates ``table``."""
-        return self._run(("update_table",), self._update_table, (0,), table, changes)
+        return self._run(Key("update_table"), table, changes)
 
-    def copy_blocks(self, cache: KVPool, pairs: Any) -> KVPool:
+    def copy_blocks(self, cache: KVPool, pairs: np.ndarray) -> KVPool:
         """Donates ``cache``."""
-        return self._run(("copy_blocks",), self._copy_blocks, (0,), cache, pairs)
+        return self._run(Key("copy_blocks"), cache, pairs)
 
-    def set_sampling_slot(self, state: SamplingState, slot: Any, row: tuple[Any, ...]) -> SamplingState:
+    def set_sampling_slot(self, state: SamplingState, slot: int, row: tuple[np.ndarray, ...]) -> SamplingState:
         """Donates ``state``."""
-        return self._run(("set_sampling_slot",), self._set_slot, (0,), state, slot, row)
+        return self._run(Key("set_sampling_slot"), state, np.int32(slot), row)
 
-    # What they compute, as pure functions.
+    def _run(self, key: Key, *arguments: Any) -> Any:
+        executable = self._executables.get(key)
+        return (executable or self.compile(key))(*arguments)
+
+    # What they compute: pure functions.
 
     def _forward(self, params: Params, cache: KVPool, table: BlockTable, batch: StepBatch
                  ) -> tuple[KVPool, Float[Array, "R D"], Float[Array, "T D"]]:
         size = self.config.block_size
         tokens = batch.token_ids.shape[0]
-        positions, rows, valid = positions_and_rows(batch.query_start, batch.lengths, tokens)
-        slots = block_table.slots(table, 0, rows, positions, valid, size)
-        attention = paged_attention_metadata(
-            table.blocks[0], batch.query_start, batch.lengths, num_tokens=tokens, block_size=size)
-        hidden, cache = self.model.forward(params, batch.token_ids, positions, slots, attention, cache)
+        where = positions_and_rows(batch.query_start, batch.lengths, tokens)
+        slots = block_table.slots(table, 0, where.rows, where.positions, where.valid, size)
+        attention = paged_attention_metadata(table.blocks[0], batch.query_start, batch.lengths, tokens, size)
+        hidden, cache = self.model.forward(params, batch.token_ids, where.positions, slots, attention, cache)
         return cache, hidden[batch.sample_rows], hidden
 
     def _sample(self, variant: Variant, head: Params, state: SamplingState | None, hidden: Float[Array, "R D"],
                 rows: SamplingRows) -> tuple[SamplingState | None, SampleOutput]:
-        logits = self._logits(head, _at_least(hidden, rows.num_rows)[:rows.num_rows])
-        return sample(logits, rows, state, variant, max_logprobs=self.config.max_logprobs)
+        missing = rows.num_rows - hidden.shape[0]
+        hidden = jnp.pad(hidden, ((0, missing), (0, 0))) if missing > 0 else hidden[:rows.num_rows]
+        return sample(self._logits(head, hidden), rows, state, variant, max_logprobs=self.config.max_logprobs)
 
     def _prompt_logprobs(self, head: Params, hidden: Float[Array, "T D"], first: Int[Array, ""],
                          targets: Int[Array, " C"]) -> TokenLogprobs:
@@ -142,67 +177,60 @@ class Programs:
     def _logits(self, head: Params, rows: Float[Array, "B D"]) -> Float[Array, "B V"]:
         return mask_padded_vocab(self.model.logits(head, rows), self.config.vocab_size)
 
-    @staticmethod
-    def _update_table(table: BlockTable, changes: Int[Array, "C 4"]) -> BlockTable:
-        return block_table.update(table, changes)
+    # How they are compiled: every argument is known beforehand.
 
-    @staticmethod
-    def _copy_blocks(cache: KVPool, pairs: Int[Array, "C 2"]) -> KVPool:
-        return pool.copy_blocks(cache, pairs[:, 0], pairs[:, 1])
+    def _lower(self, key: Key) -> Any:
+        programs: dict[str, tuple[Callable[..., Any], int | None]] = {
+            "forward": (self._forward, 1),
+            "sample": (functools.partial(self._sample, key.variant or Variant.GREEDY), 1),
+            "prompt_logprobs": (self._prompt_logprobs, None),
+            "update_table": (block_table.update, 0),
+            "copy_blocks": (pool.copy_blocks, 0),
+            "set_sampling_slot": (lambda state, slot, row: set_slot(state, slot, *row), 0),
+        }
+        function, donated = programs[key.program]
+        jitted = jax.jit(self._counted(key, function), donate_argnums=donated, keep_unused=True)
+        return jitted.lower(*self._arguments(key))
 
-    @staticmethod
-    def _set_slot(state: SamplingState, slot: Int[Array, ""], row: tuple[Array, ...]) -> SamplingState:
-        return set_slot(state, slot, *row)
-
-    # Compilation.
-
-    def compile_forward(self, tokens: int, *arguments: Any) -> None:
-        """Compile ``forward`` for a token bucket from abstract arguments, so that it is there when needed."""
-        self._executable(("forward", tokens), self._forward, (1,), arguments)
-
-    def compile_sample(self, variant: Variant, rows: int, *arguments: Any) -> None:
-        """The same for ``sample``."""
-        self._executable(("sample", rows, variant), functools.partial(self._sample, variant), (1,), arguments)
-
-    def _run(self, key: Hashable, function: Callable[..., Any], donated: tuple[int, ...], *arguments: Any) -> Any:
-        executable = self._executables.get(key)
-        if executable is None:
-            executable = self._executable(key, function, donated, arguments)
-        return executable(*arguments)
-
-    def _executable(self, key: Any, function: Callable[..., Any], donated: tuple[int, ...],
-                    arguments: tuple[Any, ...]) -> Any:
-        with self._lock:
-            key_lock = self._key_locks[key]
-        with key_lock:
-            if key not in self._executables:
-                started = time.perf_counter()
-                counted = self._counted(str(key[0]), function)
-                lowered = jax.jit(counted, donate_argnums=donated, keep_unused=True).lower(*arguments)
-                self._executables[key] = lowered.compile()
-                seconds = time.perf_counter() - started
-                if seconds > SLOW_COMPILE_SECONDS:
-                    logger.info("compiled %s in %.1f s", " ".join(map(str, key)), seconds)
-            return self._executables[key]
-
-    def _counted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
+    def _counted(self, key: Key, function: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*arguments: Any) -> Any:
-            self.traces[name] += 1
+            self.traces[key.program] += 1
             return function(*arguments)
 
-        counted.__name__ = counted.__qualname__ = f"jaxllm_{name}"
+        counted.__name__ = counted.__qualname__ = f"jaxllm_{key.program}"
         return counted
 
+    def _arguments(self, key: Key) -> tuple[Any, ...]:
+        config, rows = self.config, self.config.max_num_seqs
+        width, vocab = self.model.config.hidden_size, self.model.config.vocab_size
+        params = nest({path: jax.ShapeDtypeStruct(spec.shape, spec.dtype) for path, spec in self.model.specs.items()})
+        head = self.model.head_parameters(params)
+        cache = abstract_pool(self.spec, config.num_blocks, config.block_size)
+        table = jax.eval_shape(lambda: block_table.empty(len(self.spec.groups), rows, config.blocks_per_sequence))
+        state = jax.eval_shape(lambda: init_state(rows, vocab))
+        if key.program == "forward":
+            batch = StepBatch(_ints(key.bucket), _ints(rows + 1), _ints(rows), _ints(rows))
+            return params, cache, table, batch
+        if key.program == "sample":
+            hidden = jax.ShapeDtypeStruct((rows, width), self.model.dtype)
+            empty = np.zeros(0, np.int32)
+            sampling_rows = RowTable(rows).rows(empty, empty, key.bucket)
+            return head, state if key.variant == Variant.FULL else None, hidden, sampling_rows
+        if key.program == "prompt_logprobs":
+            hidden = jax.ShapeDtypeStruct((key.bucket, width), self.model.dtype)
+            return head, hidden, _ints(), _ints(prompt_logprob_rows(key.bucket))
+        if key.program == "update_table":
+            return table, _ints(TABLE_CHANGES, 4)
+        if key.program == "copy_blocks":
+            return cache, _ints(BLOCK_COPIES, 2)
+        vocabulary = [jax.ShapeDtypeStruct((vocab,), dtype) for dtype in (np.int32, np.uint8, np.float32)]
+        return state, _ints(), tuple(vocabulary)
 
-def _at_least(hidden: Float[Array, "R D"], rows: int) -> Float[Array, "B D"]:
-    missing = rows - hidden.shape[0]
-    return hidden if missing <= 0 else jnp.pad(hidden, ((0, missing), (0, 0)))
+
+def _ints(*shape: int) -> Any:
+    return jax.ShapeDtypeStruct(shape, np.int32)
 
 
 def prompt_logprob_rows(token_bucket: int) -> int:
     """How many prompt tokens one call of ``prompt_logprobs`` takes at this bucket."""
     return min(token_bucket, PROMPT_LOGPROB_ROWS)
-
-
-__all__ = ["BLOCK_COPIES", "PROMPT_LOGPROB_ROWS", "TABLE_CHANGES", "Programs", "bucket_for", "prompt_logprob_rows"]

@@ -9,12 +9,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxllm.config import EngineConfig
 from jaxllm.engine.plan import StepPlan
 from jaxllm.engine.request import Sequence as RequestSequence
 from jaxllm.kv_cache import allocate_pool, block_table
-from jaxllm.kv_cache.spec import KVSpec
-from jaxllm.models.model import Model, Params
+from jaxllm.models.model import Params
 from jaxllm.runner.batch import build_batch, padded_lines
 from jaxllm.runner.buckets import bucket_for
 from jaxllm.runner.programs import BLOCK_COPIES, TABLE_CHANGES, Programs, prompt_logprob_rows
@@ -25,8 +23,8 @@ from jaxllm.sampling import (
     TokenLogprobs,
     Variant,
     init_state,
+    needs_state,
     slot_row,
-    variant_of,
 )
 
 
@@ -62,15 +60,12 @@ class StepResult:
 class Runner:
     """Runs plans. Everything it owns on the device is replaced, never mutated: cache, block table, sampling state."""
 
-    def __init__(self, model: Model, params: Params, spec: KVSpec, config: EngineConfig) -> None:
-        self.model = model
+    def __init__(self, programs: Programs, params: Params) -> None:
+        self.programs = programs
+        self.model, self.spec, self.config = programs.model, programs.spec, programs.config
         self.params = params
-        self.head = model.head_parameters(params)
-        self.spec = spec
-        self.config = config
-        self.programs = Programs(model, config)
-        self._rows = RowTable(config.max_num_seqs)
-        self._variants = np.zeros(config.max_num_seqs, np.int32)
+        self.head = self.model.head_parameters(params)
+        self._rows = RowTable(self.config.max_num_seqs)
         self.reset()
 
     def reset(self) -> None:
@@ -79,6 +74,11 @@ class Runner:
         self.table = block_table.empty(
             len(self.spec.groups), self.config.max_num_seqs, self.config.blocks_per_sequence)
         self.state: SamplingState | None = None
+
+    def compile_all(self) -> None:
+        """Compile every program, so that no step has to wait for one."""
+        for key in self.programs.all_keys():
+            self.programs.compile(key)
 
     @property
     def intact(self) -> bool:
@@ -103,18 +103,14 @@ class Runner:
 
     def _admit(self, admitted: Sequence[RequestSequence]) -> None:
         for sequence in admitted:
-            request, slot = sequence.request, sequence.slot
-            variant = variant_of(request.params)
-            self._variants[slot] = variant
+            request, slot = sequence.request, sequence.held_slot
             self._rows.set_slot(slot, request.params, request.seed, sequence.index, sequence.num_prompt)
-            if variant != Variant.FULL:
+            if not needs_state(request.params):
                 continue
-            if self.state is None:
-                self.state = init_state(self.config.max_num_seqs, self.model.config.vocab_size)
-            tokens = sequence.tokens
-            row = slot_row(request.params, tokens[:sequence.num_prompt], tokens[sequence.num_prompt:],
-                           request.stop_ids, self.model.config.vocab_size)
-            self.state = self.programs.set_sampling_slot(self.state, np.int32(slot), row)
+            state = self._sampling_state()
+            row = slot_row(request.params, request.prompt_token_ids, sequence.output_token_ids, request.stop_ids,
+                           self.model.config.vocab_size)
+            self.state = self.programs.set_sampling_slot(state, slot, row)
 
     def _sample(self, plan: StepPlan, hidden: Any) -> SampleOutput | None:
         if not plan.samplers:
@@ -122,28 +118,32 @@ class Runner:
         slots = np.fromiter((sampler.slot for sampler in plan.samplers), np.int32, len(plan.samplers))
         positions = np.fromiter(
             (sampler.sequence.num_tokens for sampler in plan.samplers), np.int32, len(plan.samplers))
-        variant = Variant(self._variants[slots].max())
+        variant = self._rows.variant(slots, positions)
         rows = self._rows.rows(slots, positions, bucket_for(self.programs.row_buckets, len(slots)))
-        state = self.state if variant == Variant.FULL else None
-        state, sampled = self.programs.sample(variant, self.head, state, hidden, rows)
-        if variant == Variant.FULL:
-            self.state = state
+        if variant != Variant.FULL:
+            return self.programs.sample(variant, self.head, None, hidden, rows)[1]
+        self.state, sampled = self.programs.sample(variant, self.head, self._sampling_state(), hidden, rows)
         return sampled
+
+    def _sampling_state(self) -> SamplingState:
+        """The sampling state, allocated when a request first needs the full sampler."""
+        if self.state is None:
+            self.state = init_state(self.config.max_num_seqs, self.model.config.vocab_size)
+        return self.state
 
     def _prompt_logprobs(self, plan: StepPlan, query_start: Any, hidden: Any) -> Iterator[PromptLogprobs]:
         size = prompt_logprob_rows(hidden.shape[0])
-        for sequence, slot, start, count in zip(plan.sequences, plan.slots, plan.starts, plan.counts, strict=True):
-            if sequence.index != 0 or sequence.request.params.prompt_logprobs is None:
+        for sequence, slot, start, count in zip(plan.sequences, plan.slot, plan.start, plan.count, strict=True):
+            if not sequence.wants_prompt_logprobs:
                 continue
-            # The hidden state at a position predicts the token after it; what an earlier pass reported is skipped.
-            done = sequence.request.num_prompt_logprobs
-            first, stop = max(start + 1, done), min(start + count + 1, sequence.num_prompt)
-            for chunk in range(first, stop, size):
+            # The hidden state at a position predicts the token after it.
+            stop = min(start + count + 1, sequence.num_prompt)
+            for chunk in range(start + 1, stop, size):
                 taken = min(size, stop - chunk)
                 row = int(query_start[slot]) + chunk - 1 - start
                 shift = max(row + size - hidden.shape[0], 0)
                 targets = np.zeros(size, np.int32)
-                targets[shift:shift + taken] = sequence.tokens[chunk:chunk + taken]
+                targets[shift:shift + taken] = sequence.token_ids[chunk:chunk + taken]
                 values = self.programs.prompt_logprobs(self.head, hidden, row - shift, targets)
                 yield PromptLogprobs(sequence, chunk, taken, shift, values)
 

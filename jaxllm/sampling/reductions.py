@@ -1,7 +1,11 @@
 """Reductions over the vocabulary whose result for a row depends on that row alone, bit for bit.
 
-XLA promises no order for a float sum and picks code by shape, so a plain ``jnp.sum(x, -1)`` may change with the number
-of rows. These have one order. Ties go to the lowest index. They also happen to be the fast forms on the CPU.
+XLA promises no order for a float sum, and picks its code by the size of the whole array: a plain ``jnp.sum(x, -1)``, or
+one over lanes, changes with the number of rows. The sums here are spelled out as elementwise additions, which have one
+order. On the CPU they are also the fast form: the first step, from V to V / 8, takes what computes its operand (a
+comparison, a mask) into the same loop, where XLA's own reductions first write that operand to memory.
+
+Ties go to the lowest index throughout.
 """
 
 from __future__ import annotations
@@ -12,24 +16,30 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-_LANES = 16
+_FOLD = 8
 _CHUNK = 128
 
 
+def _fold(x: Float[Array, "B V"]) -> Float[Array, "B W"]:
+    """Add up the row's ``_FOLD`` parts, end to end, by a fixed tree: one loop that reads x once."""
+    width = x.shape[1]
+    size = -(-width // _FOLD)
+    parts = [x[:, start : start + size] for start in range(0, width, size)]
+    parts[-1] = jnp.pad(parts[-1], ((0, 0), (0, size - parts[-1].shape[1])))
+    while len(parts) > 1:
+        pairs = [left + right for left, right in zip(parts[::2], parts[1::2], strict=False)]
+        parts = pairs + parts[len(pairs) * 2 :]
+    return lax.optimization_barrier(parts[0])  # or XLA fuses all the steps and computes each many times
+
+
 def ordered_sum(x: Float[Array, "B V"]) -> Float[Array, " B"]:
-    """Row sums in a fixed order: 16 interleaved partial sums, then a tree.
+    """Row sums in a fixed order.
 
     Monotone for non-negative terms: raising a term never lowers the sum, since rounding is monotone in each step.
     """
-    rows, width = x.shape
-    padded = -(-width // _LANES) * _LANES
-    if padded != width:
-        x = jnp.pad(x, ((0, 0), (0, padded - width)))
-    lanes = jnp.sum(x.reshape(rows, padded // _LANES, _LANES), axis=1)
-    while lanes.shape[1] > 1:
-        half = lanes.shape[1] // 2
-        lanes = lanes[:, :half] + lanes[:, half:]
-    return lanes[:, 0]
+    while x.shape[1] > 1:
+        x = _fold(x)
+    return x[:, 0]
 
 
 def isolated_exp(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
@@ -38,13 +48,13 @@ def isolated_exp(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 
 
 def count(mask: Bool[Array, "B V"]) -> Int[Array, " B"]:
-    """Number of true entries per row. Summed as float32, exact up to 2**24, because XLA's CPU vectorizes that."""
-    return jnp.sum(jnp.where(mask, jnp.float32(1), jnp.float32(0)), axis=-1).astype(jnp.int32)
+    """Number of true entries per row, at most 2**24 (float32 sums of integers are exact in any order up to there)."""
+    return jnp.sum(_fold(mask.astype(jnp.float32)), axis=-1).astype(jnp.int32)
 
 
 def holds_nan_or_inf(x: Float[Array, "B V"]) -> Bool[Array, " B"]:
     """Which rows hold NaN or +inf (-inf is ordinary). By a sum, since XLA's CPU maximum may drop a NaN."""
-    total = jnp.sum(x * jnp.float32(2.0**-24), axis=-1)  # scaled so that finite entries cannot overflow
+    total = ordered_sum(x * jnp.float32(2.0**-24))  # scaled so that finite entries cannot overflow
     return ~(total < jnp.inf)
 
 

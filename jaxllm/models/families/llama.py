@@ -13,9 +13,6 @@ from jaxllm.models.config import DecoderConfig, RopeConfig
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM")
 
-IGNORED_TENSORS = (r"\.rotary_emb\.inv_freq$",)
-"""Checkpoint tensors that hold nothing a config does not say."""
-
 
 def decoder_config(hf: Mapping[str, Any]) -> DecoderConfig:
     """The ``DecoderConfig`` that a Llama-like ``config.json`` means."""
@@ -90,6 +87,12 @@ def weight_map(config: DecoderConfig) -> dict[str, tuple[str, ...]]:
             for leaf in ("weight", "bias") if bias else ("weight",):
                 names[f"{ours}{module}.{leaf}"] = tuple(f"{theirs}{part}.{leaf}" for part in parts)
     return names
+
+
+def ignored_tensors(config: DecoderConfig) -> tuple[str, ...]:
+    """Patterns of checkpoint tensors that hold nothing the config and the other tensors do not say."""
+    ignored = (r".*\.rotary_emb\.inv_freq",)
+    return (*ignored, r"lm_head\.weight") if config.tie_word_embeddings else ignored
 
 
 def _required(hf: Mapping[str, Any], name: str) -> int:

@@ -1,0 +1,54 @@
+"""jaxllm: LLM inference in JAX.
+
+The public names are here; heavy modules load when a name that needs them is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from jaxllm.errors import (
+    CapacityError,
+    CheckpointError,
+    EngineError,
+    JaxLLMError,
+    ModelNotFoundError,
+    ParameterError,
+    UnsupportedModelError,
+)
+from jaxllm.outputs import CompletionOutput, Logprob, OutputError, RequestMetrics, RequestOutput
+from jaxllm.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from jaxllm.engine.core import Engine, EngineStats
+    from jaxllm.llm import LLM
+
+__version__ = "0.1.0"
+
+_LAZY = {"LLM": "jaxllm.llm", "Engine": "jaxllm.engine.core", "EngineStats": "jaxllm.engine.core"}
+
+__all__ = [
+    "LLM",
+    "CapacityError",
+    "CheckpointError",
+    "CompletionOutput",
+    "Engine",
+    "EngineError",
+    "EngineStats",
+    "JaxLLMError",
+    "Logprob",
+    "ModelNotFoundError",
+    "OutputError",
+    "ParameterError",
+    "RequestMetrics",
+    "RequestOutput",
+    "SamplingParams",
+    "UnsupportedModelError",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,105 @@
+"""From a model's description to a running engine: sizes are chosen, programs compiled while weights load."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+
+from jaxllm.compilation import use_persistent_cache
+from jaxllm.config import MIN_BATCHED_TOKENS, EngineConfig, Policy, check_int, plan_memory
+from jaxllm.engine.core import Engine
+from jaxllm.kv_cache import kv_spec
+from jaxllm.kv_cache.spec import KVSpec
+from jaxllm.models.model import Model, Params
+from jaxllm.platform import free_device_memory, free_host_memory, resolve_dtype
+from jaxllm.runner.programs import Key, Programs
+from jaxllm.runner.runner import Runner
+from jaxllm.tokenization import Tokenizer
+
+CPU_DEFAULTS = {"max_num_seqs": 64, "max_num_batched_tokens": 512, "block_size": 32}
+ACCELERATOR_DEFAULTS = {"max_num_seqs": 256, "max_num_batched_tokens": 8192, "block_size": 64}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EngineSizes:
+    """What a caller may choose; ``None`` leaves it to the platform. See ``LLM`` for their meanings."""
+
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    block_size: int | None = None
+    kv_cache_bytes: int | None = None
+    kv_cache_dtype: Any = "auto"
+    gpu_memory_utilization: float = 0.9
+    enable_prefix_caching: bool = True
+    scheduling_policy: Policy = "fcfs"
+    max_logprobs: int = 20
+
+
+def choose_config(model: Model, sizes: EngineSizes, vocab_size: int | None = None) -> tuple[EngineConfig, KVSpec]:
+    """Fix every size of an engine for this machine; raises before anything is allocated.
+
+    vocab_size: ids that may be sampled; ``None`` means all that the model has.
+    """
+    platform = jax.default_backend()
+    on_host = platform == "cpu"
+    defaults = CPU_DEFAULTS if on_host else ACCELERATOR_DEFAULTS
+    chosen = {name: default if getattr(sizes, name) is None else getattr(sizes, name)
+              for name, default in defaults.items()}
+    check_int("max_num_seqs", chosen["max_num_seqs"], 1)
+    check_int("max_num_batched_tokens", chosen["max_num_batched_tokens"], MIN_BATCHED_TOKENS)
+    check_int("block_size", chosen["block_size"], 1)
+    kv_dtype = model.dtype if sizes.kv_cache_dtype == "auto" else resolve_dtype(sizes.kv_cache_dtype, platform)
+    spec = kv_spec(model.config, kv_dtype)
+    device = jax.devices()[0]
+    free = free_host_memory() if on_host else free_device_memory(device, sizes.gpu_memory_utilization)
+    max_model_len, num_blocks = plan_memory(
+        model=model.config,
+        spec=spec,
+        block_size=chosen["block_size"],
+        max_num_seqs=chosen["max_num_seqs"],
+        max_model_len=sizes.max_model_len,
+        kv_cache_bytes=sizes.kv_cache_bytes,
+        free_bytes=free - model.weight_bytes,
+        weight_bytes=model.weight_bytes,
+        on_host=on_host,
+    )
+    config = EngineConfig(
+        **chosen,
+        max_model_len=max_model_len,
+        num_blocks=num_blocks,
+        vocab_size=min(vocab_size or model.config.vocab_size, model.config.vocab_size),
+        enable_prefix_caching=sizes.enable_prefix_caching,
+        scheduling_policy=sizes.scheduling_policy,
+        max_logprobs=sizes.max_logprobs,
+    )
+    return config, spec
+
+
+def build_engine(
+    model: Model,
+    load: Callable[[], Params],
+    sizes: EngineSizes,
+    *,
+    tokenizer: Tokenizer | None = None,
+    eos_token_ids: Iterable[int] = (),
+    compile_first: Callable[[Programs], Iterable[Key]] = lambda programs: (),
+) -> Engine:
+    """An engine ready to run.
+
+    load: gives the parameters; called while the programs of ``compile_first`` compile in other threads.
+    """
+    use_persistent_cache()
+    config, spec = choose_config(model, sizes, None if tokenizer is None else tokenizer.vocab_size)
+    programs = Programs(model, spec, config)
+    with ThreadPoolExecutor(2, "compile") as pool:
+        compiling = [pool.submit(programs.compile, key) for key in compile_first(programs)]
+        params = load()
+        runner = Runner(programs, params)
+        for future in compiling:
+            future.result()
+    return Engine(runner, config, tokenizer, eos_token_ids)

@@ -1,0 +1,154 @@
+"""``Collector``: gathers what one request produces and shows it as ``RequestOutput``."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from jaxllm.engine.request import Request, Sequence
+from jaxllm.engine.stopping import may_stop
+from jaxllm.outputs import CompletionOutput, RequestOutput
+from jaxllm.outputs import TokenLogprobs as LogprobDict
+from jaxllm.sampling import to_logprobs
+from jaxllm.tokenization import IncrementalDetokenizer, StopChecker, Tokenizer
+
+
+@dataclasses.dataclass(slots=True)
+class _Text:
+    """One sample's text. Tokens are decoded when the text is wanted: at each one if stop strings are to be found."""
+
+    detokenizer: IncrementalDetokenizer
+    stops: StopChecker
+    num_decoded: int = 0
+    parts: list[str] = dataclasses.field(default_factory=list)
+
+    def feed(self, tokens: np.ndarray, *, armed: bool) -> str | None:
+        """Decode tokens; returns the stop string that they complete, if any."""
+        self.num_decoded += len(tokens)
+        self.parts.append(self.stops.feed(self.detokenizer.append(tokens.tolist()), armed=armed))
+        return self.stops.stop_string
+
+    def finish(self, *, armed: bool) -> str | None:
+        """Decode what was held back at the end; returns the stop string that it completes, if any."""
+        if self.stops.stop_string is None:
+            self.parts.append(self.stops.feed(self.detokenizer.finish(), armed=armed) + self.stops.finish())
+        return self.stops.stop_string
+
+    @property
+    def text(self) -> str:
+        """What can be shown so far."""
+        if len(self.parts) > 1:
+            self.parts = ["".join(self.parts)]
+        return self.parts[0] if self.parts else ""
+
+
+class Collector:
+    """The output side of one request.
+
+    inbox: where the engine puts the collector when its request has progressed.
+    """
+
+    def __init__(self, request: Request, tokenizer: Tokenizer | None,
+                 inbox: collections.deque[Collector] | None = None) -> None:
+        self.request = request
+        self.inbox = inbox
+        params = request.params
+        self._decode: Callable[[int], str | None] = tokenizer.token_text if tokenizer is not None else lambda _: None
+        self._prompt_logprobs: list[LogprobDict | None] | None = None if params.prompt_logprobs is None else [None]
+        self._logprobs: list[list[LogprobDict]] = [[] for _ in request.sequences]
+        self._cumulative = [0.0] * len(request.sequences)
+        self._texts: list[_Text] = []
+        if params.detokenize and tokenizer is not None:
+            self._texts = [self._new_text(tokenizer) for _ in request.sequences]
+
+    def _new_text(self, tokenizer: Tokenizer) -> _Text:
+        params = self.request.params
+        return _Text(
+            IncrementalDetokenizer(
+                tokenizer,
+                skip_special_tokens=params.skip_special_tokens,
+                spaces_between_special_tokens=params.spaces_between_special_tokens,
+            ),
+            StopChecker(params.stop_strings, include_stop_str_in_output=params.include_stop_str_in_output),
+        )
+
+    def add_token(self, sequence: Sequence) -> str | None:
+        """Take in a sequence's newest token; returns the stop string that it completes, if any."""
+        if not self._texts or not self.request.params.stop_strings:
+            return None
+        return self._decode_new(sequence, armed=may_stop(sequence))
+
+    def add_logprobs(self, sequence: Sequence, sampled: Any, row: int) -> None:
+        """Take in the log-probabilities of a sequence's newest token, which are in line ``row`` of ``sampled``."""
+        count = self.request.params.logprobs
+        if count is None:
+            return
+        line = self._line(sequence.last_token, sampled, row, count)
+        self._logprobs[sequence.index].append(line)
+        self._cumulative[sequence.index] += line[sequence.last_token].logprob
+
+    def add_prompt_logprobs(self, first: int, count: int, values: Any, offset: int) -> None:
+        """Take in the log-probabilities of prompt tokens ``first .. first + count - 1``, from line ``offset`` on.
+
+        Positions reported before (the request was preempted and computed anew) are skipped.
+        """
+        wanted = self.request.params.prompt_logprobs
+        if self._prompt_logprobs is None or wanted is None:
+            return
+        for position in range(max(first, len(self._prompt_logprobs)), first + count):
+            token = int(self.request.prompt_token_ids[position])
+            self._prompt_logprobs.append(self._line(token, values, offset + position - first, wanted))
+
+    def _line(self, token: int, values: Any, row: int, count: int) -> LogprobDict:
+        return to_logprobs(token, values.logprob[row], values.rank[row], values.top_ids[row],
+                           values.top_logprobs[row], count, self._decode)
+
+    def finish(self, sequence: Sequence) -> str | None:
+        """End a sample's text; returns the stop string that its very end completes, if any."""
+        if not self._texts:
+            return None
+        text = self._texts[sequence.index]
+        armed = may_stop(sequence)
+        if text.stops.stop_string is None:
+            self._decode_new(sequence, armed=armed)
+        return text.finish(armed=armed)
+
+    def output(self) -> RequestOutput:
+        """The request as it stands, a copy that later steps do not touch."""
+        request = self.request
+        return RequestOutput(
+            request_id=request.request_id,
+            prompt=request.prompt,
+            prompt_token_ids=request.prompt_token_ids.tolist(),
+            outputs=[self._completion(sequence) for sequence in request.sequences],
+            prompt_logprobs=None if self._prompt_logprobs is None else list(self._prompt_logprobs),
+            num_cached_tokens=request.num_cached_tokens,
+            metrics=dataclasses.replace(request.metrics),
+            error=request.error,
+        )
+
+    def _completion(self, sequence: Sequence) -> CompletionOutput:
+        index, text = sequence.index, ""
+        if self._texts:
+            if not sequence.finished:
+                self._decode_new(sequence, armed=False)
+            text = self._texts[index].text
+        has_logprobs = self.request.params.logprobs is not None
+        return CompletionOutput(
+            index=index,
+            text=text,
+            token_ids=sequence.output_token_ids.tolist(),
+            logprobs=list(self._logprobs[index]) if has_logprobs else None,
+            cumulative_logprob=self._cumulative[index] if has_logprobs else None,
+            finish_reason=sequence.finish_reason,
+            stop_reason=sequence.stop_reason,
+            seed=self.request.seed,
+        )
+
+    def _decode_new(self, sequence: Sequence, *, armed: bool) -> str | None:
+        text = self._texts[sequence.index]
+        return text.feed(sequence.output_token_ids[text.num_decoded:], armed=armed)

@@ -1,0 +1,345 @@
+"""``Engine``: the loop. Requests go in, steps are planned and run, outputs come out; all in the caller's process."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import dataclasses
+import itertools
+import threading
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import Sequence as Seq
+from typing import Any, Protocol
+
+import numpy as np
+
+from jaxllm.config import EngineConfig
+from jaxllm.engine.block_manager import BlockManager
+from jaxllm.engine.collector import Collector
+from jaxllm.engine.plan import StepPlan
+from jaxllm.engine.request import Request, Sequence
+from jaxllm.engine.scheduler import Scheduler, SchedulerConfig
+from jaxllm.engine.stopping import check_stop
+from jaxllm.errors import EngineError, ParameterError
+from jaxllm.outputs import OutputError, RequestOutput
+from jaxllm.sampling import NO_TOKEN, validate_token_ids
+from jaxllm.sampling_params import SamplingParams
+from jaxllm.tokenization import Tokenizer
+
+Prompt = str | Seq[int] | np.ndarray | Mapping[str, Any]
+"""Text, token ids, ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``."""
+
+
+Inbox = collections.deque[Collector]
+"""Where a caller finds the collectors of its requests that progressed."""
+
+
+class StepRunner(Protocol):
+    """What the engine needs of a runner."""
+
+    def execute(self, plan: StepPlan) -> Any:
+        """Run a plan; a ``runner.StepResult`` with numpy arrays."""
+
+    def compile_all(self) -> None:
+        """Compile every program."""
+
+    def reset(self) -> None:
+        """Fresh device state."""
+
+    @property
+    def intact(self) -> bool:
+        """Whether the device state is still whole after a failed step."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EngineStats:
+    """The engine at this moment, and its totals since it was made.
+
+    kv_blocks_total excludes the null block. kv_waste: share of the allocated slots that hold no token.
+    prefix_hit_rate: share of the prompt tokens looked up in the prefix cache that were found.
+    """
+
+    num_running: int
+    num_waiting: int
+    num_steps: int
+    num_prompt_tokens: int
+    num_generated_tokens: int
+    num_preemptions: int
+    kv_blocks_total: int
+    kv_blocks_used: int
+    kv_blocks_cached: int
+    kv_slots_allocated: int
+    kv_slots_filled: int
+    kv_waste: float
+    prefix_hit_rate: float
+
+
+class Engine:
+    """Continuous batching, step by step: ``add_request``, then ``step`` while ``has_unfinished``.
+
+    Safe to call from several threads; one step runs at a time.
+    """
+
+    def __init__(self, runner: StepRunner, config: EngineConfig, tokenizer: Tokenizer | None = None,
+                 eos_token_ids: Iterable[int] = ()) -> None:
+        self.config = config
+        self.tokenizer = tokenizer
+        self.eos_token_ids = frozenset(eos_token_ids)
+        self._runner = runner
+        blocks = BlockManager(config.num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching)
+        self.scheduler = Scheduler(
+            SchedulerConfig(
+                max_num_seqs=config.max_num_seqs,
+                max_num_batched_tokens=config.max_num_batched_tokens,
+                max_model_len=config.max_model_len,
+                policy=config.scheduling_policy,
+            ),
+            blocks,
+        )
+        self._collectors: dict[str, Collector] = {}
+        self._numbers = itertools.count()
+        self._lock = threading.RLock()
+        self._num_steps = self._num_prompt_tokens = self._num_generated_tokens = self._num_preemptions = 0
+
+    def add_request(self, prompt: Prompt, params: SamplingParams | None = None, *, request_id: str | None = None,
+                    inbox: Inbox | None = None) -> str:
+        """Queue a request; returns its id. ``ParameterError`` if it can never run; nothing is queued then.
+
+        A mapping may hold both ``prompt_token_ids``, which are used, and ``prompt``, which is then only reported back.
+        inbox: is given the request's collector whenever the request progresses, whoever runs the step.
+        """
+        params = SamplingParams() if params is None else params
+        if not isinstance(params, SamplingParams):
+            raise ParameterError("sampling_params", params, "a SamplingParams")
+        text, token_ids = self._encode(prompt)
+        validate_token_ids(params, self.config.vocab_size, max_logprobs=self.config.max_logprobs)
+        if params.stop_strings and self.tokenizer is None:
+            raise ParameterError("stop", params.stop, "stop strings need a tokenizer, which this engine does not have")
+        if params.stop_strings and not params.detokenize:
+            raise ParameterError("detokenize", False, "True, since stop strings were given")
+        with self._lock:
+            request = Request(
+                f"request-{next(self._numbers)}" if request_id is None else request_id,
+                token_ids,
+                params,
+                max_model_len=self.config.max_model_len,
+                prompt=text,
+                eos_token_ids=self.eos_token_ids,
+                vocab_size=self.config.vocab_size,
+            )
+            self.scheduler.add(request)
+            self._collectors[request.request_id] = Collector(request, self.tokenizer, inbox)
+            self._num_prompt_tokens += len(request.prompt_token_ids)
+        return request.request_id
+
+    def has_unfinished(self) -> bool:
+        """Whether any request is unfinished."""
+        return self.scheduler.has_unfinished
+
+    def step(self) -> list[RequestOutput]:
+        """Run one step; the outputs of the requests that got a token or ended in it."""
+        return [collector.output() for collector in self.advance()]
+
+    async def generate(self, prompt: Prompt, params: SamplingParams | None = None, *, request_id: str | None = None
+                       ) -> AsyncIterator[RequestOutput]:
+        """Queue a request and yield its output as it grows, the finished one last.
+
+        Any number of these can run at once in one event loop; steps run in worker threads, each advancing all
+        requests. Leaving the iteration early aborts the request.
+        """
+        inbox: Inbox = collections.deque()
+        request_id = self.add_request(prompt, params, request_id=request_id, inbox=inbox)
+        try:
+            while True:
+                await asyncio.to_thread(self.advance_until, inbox)
+                output = inbox[-1].output()
+                inbox.clear()
+                yield output
+                if output.finished:
+                    return
+        finally:
+            self.abort(request_id)
+
+    def advance_until(self, inbox: Inbox) -> None:
+        """Run steps until something is in ``inbox``."""
+        while not inbox:
+            with self._lock:
+                if not inbox and not self.advance() and not self.has_unfinished() and not inbox:
+                    raise EngineError("the request is gone and left no output")
+
+    def advance(self) -> list[Collector]:
+        """``step`` without making the outputs: the collectors of the requests that got a token or ended.
+
+        An exception in the middle (out of memory, an interrupt) ends the requests of the step with an error and leaves
+        the engine usable. Ordinary exceptions are reported in those requests' outputs; others, like
+        ``KeyboardInterrupt``, are raised again.
+        """
+        with self._lock:
+            plan = self.scheduler.schedule()
+            if plan is None:
+                return []
+            try:
+                self._note_scheduled(plan)
+                result = self._runner.execute(plan)
+                progressed = self._take(plan, result)
+            except Exception as error:
+                progressed = self._fail(plan, error)
+            except BaseException as error:
+                _notify(self._fail(plan, error))
+                raise
+            _notify(progressed)
+            return progressed
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """End a request; its output so far, or ``None`` if no such request is unfinished."""
+        with self._lock:
+            if not self.scheduler.abort(request_id):
+                return None
+            collector = self._collectors.pop(request_id)
+            self._close(collector)
+            _notify([collector])
+            return collector.output()
+
+    def compile_all(self) -> None:
+        """Compile every program that any batch can need."""
+        self._runner.compile_all()
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached prefixes."""
+        with self._lock:
+            self.scheduler.blocks.reset_prefix_cache()
+
+    def stats(self) -> EngineStats:
+        """A snapshot of the engine's load and totals."""
+        with self._lock:
+            blocks = self.scheduler.blocks.stats()
+            return EngineStats(
+                num_running=self.scheduler.num_running,
+                num_waiting=self.scheduler.num_waiting,
+                num_steps=self._num_steps,
+                num_prompt_tokens=self._num_prompt_tokens,
+                num_generated_tokens=self._num_generated_tokens,
+                num_preemptions=self._num_preemptions,
+                kv_blocks_total=blocks.total_blocks,
+                kv_blocks_used=blocks.used_blocks,
+                kv_blocks_cached=blocks.cached_blocks,
+                kv_slots_allocated=blocks.slots_allocated,
+                kv_slots_filled=blocks.slots_filled,
+                kv_waste=blocks.kv_waste,
+                prefix_hit_rate=blocks.hit_rate,
+            )
+
+    def check_integrity(self) -> None:
+        """Raise ``IntegrityError`` unless the invariants of scheduler and blocks hold."""
+        self.scheduler.check_integrity()
+
+    def _encode(self, prompt: Any) -> tuple[str | None, Seq[int] | np.ndarray]:
+        allowed = 'a string, a list of token ids, {"prompt": text} or {"prompt_token_ids": ids}'
+        text: str | None = None
+        if isinstance(prompt, Mapping):
+            known = set(prompt) & {"prompt", "prompt_token_ids"}
+            if not known or set(prompt) - known:
+                raise ParameterError("prompt", dict(prompt), allowed)
+            if "prompt_token_ids" in prompt:
+                text, prompt = prompt.get("prompt"), prompt["prompt_token_ids"]
+                if isinstance(prompt, str):
+                    raise ParameterError("prompt_token_ids", prompt, "a list of token ids")
+            else:
+                prompt = prompt["prompt"]
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise ParameterError("prompt", prompt, "token ids: this engine has no tokenizer")
+            return str(prompt), self.tokenizer.encode(prompt)
+        if isinstance(prompt, bytes) or not isinstance(prompt, Seq | np.ndarray):
+            raise ParameterError("prompt", prompt, allowed)
+        return text, prompt
+
+    def _note_scheduled(self, plan: StepPlan) -> None:
+        now = time.perf_counter()
+        self._num_steps += 1
+        self._num_preemptions += len(plan.preempted)
+        for sequence in plan.admitted:
+            metrics = sequence.request.metrics
+            if metrics.first_scheduled_time is None:
+                metrics.first_scheduled_time = now
+
+    def _take(self, plan: StepPlan, result: Any) -> list[Collector]:
+        """Hand a step's tokens and log-probabilities to their requests, and end those that are done."""
+        token_ids = [] if result.sampled is None else result.sampled.token_ids[:len(plan.samplers)].tolist()
+        for part in result.prompt_logprobs:
+            self._collectors[part.sequence.request.request_id].add_prompt_logprobs(
+                part.first, part.count, part.values, part.offset)
+        # A row without a token is failed below; what is appended to it does not matter.
+        self.scheduler.update(plan, [max(token, 0) for token in token_ids])
+        self._num_generated_tokens += len(token_ids)
+        now = time.perf_counter()
+        progressed: dict[str, Collector] = {}
+        for row, (sampler, token) in enumerate(zip(plan.samplers, token_ids, strict=True)):
+            sequence = sampler.sequence
+            request_id = sequence.request.request_id
+            if request_id not in self._collectors:
+                continue  # another sample of the request failed just now
+            collector = progressed[request_id] = self._collectors[request_id]
+            metrics = sequence.request.metrics
+            if metrics.first_token_time is None:
+                metrics.first_token_time = now
+            if token == NO_TOKEN:
+                self._fail_request(sequence.request, EngineError(
+                    f"no token could be chosen at position {sequence.num_tokens - 1}: the logits hold NaN or "
+                    "infinity, or every id was masked"))
+                continue
+            if sequence.request.params.logprobs is not None:
+                collector.add_logprobs(sequence, result.sampled, row)
+            self._check_stop(sequence, collector, token)
+        return list(progressed.values())
+
+    def _check_stop(self, sequence: Sequence, collector: Collector, token: int) -> None:
+        stop_reason: int | str | None
+        reason, stop_reason = check_stop(sequence, token)
+        stop_string = collector.add_token(sequence)
+        if stop_string is not None and reason != "stop":
+            reason, stop_reason = "stop", stop_string
+        if reason is None:
+            return
+        last_string = collector.finish(sequence)
+        if reason == "length" and last_string is not None:
+            reason, stop_reason = "stop", last_string
+        self.scheduler.finish(sequence, reason, stop_reason)
+        if sequence.request.finished:
+            sequence.request.metrics.finished_time = time.perf_counter()
+            del self._collectors[sequence.request.request_id]
+
+    def _fail(self, plan: StepPlan, error: BaseException) -> list[Collector]:
+        """End the requests of a step that did not complete. If its device state is lost, all that hold some end."""
+        if self._runner.intact:
+            requests = self.scheduler.drop(plan)
+        else:
+            requests = self.scheduler.reset("error")
+            self._runner.reset()
+        failed = [self._collectors[request.request_id] for request in requests
+                  if request.request_id in self._collectors]
+        for request in requests:
+            self._fail_request(request, error)
+        return failed
+
+    def _fail_request(self, request: Request, error: BaseException) -> None:
+        parameter = error.parameter if isinstance(error, ParameterError) else None
+        request.error = OutputError(type(error).__name__, str(error), parameter)
+        self.scheduler.abort(request.request_id, "error")
+        collector = self._collectors.pop(request.request_id, None)
+        if collector is not None:
+            self._close(collector)
+
+    @staticmethod
+    def _close(collector: Collector) -> None:
+        """Complete the texts of a request that was ended from outside."""
+        collector.request.metrics.finished_time = time.perf_counter()
+        for sequence in collector.request.sequences:
+            collector.finish(sequence)
+
+
+def _notify(collectors: Iterable[Collector]) -> None:
+    for collector in collectors:
+        if collector.inbox is not None:
+            collector.inbox.append(collector)

@@ -1,0 +1,77 @@
+"""From a checkpoint to a model: which family, which dtype, which weights, which defaults."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+
+from jaxllm.errors import ParameterError
+from jaxllm.models.model import Model, Params, build_model, nest
+from jaxllm.models.registry import Family, family_of
+from jaxllm.platform import resolve_dtype
+from jaxllm.runner.programs import Key, Programs
+from jaxllm.sampling import Variant
+from jaxllm.sampling_params import SamplingParams
+from jaxllm.tokenization import Tokenizer
+from jaxllm.weights import ModelSource, Piece, check_checkpoint, load_params
+
+logger = logging.getLogger("jaxllm")
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenedModel:
+    """A checkpoint's model, described and checked against its headers; no weights yet."""
+
+    family: Family
+    model: Model
+
+
+def open_model(source: ModelSource, dtype: Any) -> OpenedModel:
+    """Describe the model of a checkpoint; raises if the architecture is unknown or its tensors do not fit."""
+    family = family_of(source.config)
+    config = family.decoder_config(source.config)
+    model = build_model(config, resolve_dtype(dtype, jax.default_backend()))
+    plan = {path: [Piece(name) for name in names] for path, names in family.weight_map(config).items()}
+    check_checkpoint(source, model.specs, plan, family.ignored_tensors(config))
+    return OpenedModel(family, model)
+
+
+def load_weights(source: ModelSource, opened: OpenedModel) -> Params:
+    """The model's parameters, streamed tensor by tensor into their final dtype."""
+    config = opened.model.config
+    return nest(load_params(
+        source, opened.model.specs, opened.family.weight_map(config), ignore=opened.family.ignored_tensors(config)))
+
+
+def likely_programs(programs: Programs) -> Iterable[Key]:
+    """What a first request needs: a decode and its sampler, then a short prompt."""
+    small, rows = programs.token_buckets[:2], programs.row_buckets[0]
+    return [Key("forward", small[0]), Key("forward", small[-1]), Key("sample", rows, Variant.GREEDY),
+            Key("update_table")]
+
+
+def end_token_ids(source: ModelSource, tokenizer: Tokenizer) -> frozenset[int]:
+    """Every id that ends a generation: the tokenizer's, ``config.json``'s and ``generation_config.json``'s."""
+    found = set(tokenizer.eos_token_ids)
+    for config in (source.config, source.generation_config):
+        ids = config.get("eos_token_id")
+        found.update([ids] if isinstance(ids, int) else ids or [])
+    return frozenset(found)
+
+
+def sampling_defaults(source: ModelSource) -> SamplingParams:
+    """The sampling parameters that ``generation_config.json`` recommends, as far as they are valid."""
+    stored = source.generation_config
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    chosen = {name: stored[name] for name in names if stored.get(name) is not None}
+    if stored.get("do_sample") is False:
+        chosen = {name: value for name, value in chosen.items() if name == "repetition_penalty"} | {"temperature": 0.0}
+    try:
+        return SamplingParams(**chosen)
+    except ParameterError as error:
+        logger.warning("the model's generation_config.json is ignored: %s", error)
+        return SamplingParams()

@@ -1,0 +1,47 @@
+"""The progress bar of a batch: counts samples, shows tokens per second."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+from tqdm.auto import tqdm
+
+from jaxllm.engine.collector import Collector
+
+
+class ProgressBar:
+    """A ``tqdm`` bar over ``total`` samples, silent unless ``shown`` and standard error is a terminal or a notebook."""
+
+    def __init__(self, total: int, *, shown: bool) -> None:
+        self._bar = tqdm(total=total, desc="Generating", unit="sample", dynamic_ncols=True,
+                         disable=None if shown else True)
+        self._started = time.perf_counter()
+        self._tokens: dict[str, int] = {}
+        self._finished: dict[str, int] = {}
+        self._num_tokens = 0
+
+    def __enter__(self) -> ProgressBar:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+                 ) -> None:
+        self._bar.close()
+
+    def update(self, collector: Collector) -> None:
+        """Show a request's progress."""
+        if self._bar.disable:
+            return
+        request = collector.request
+        tokens = sum(sequence.num_output for sequence in request.sequences)
+        finished = sum(sequence.finished for sequence in request.sequences)
+        self._num_tokens += tokens - self._tokens.get(request.request_id, 0)
+        self._tokens[request.request_id] = tokens
+        self._bar.set_postfix_str(f"{self.rate():.1f} tokens/s", refresh=False)
+        self._bar.update(finished - self._finished.get(request.request_id, 0))
+        self._finished[request.request_id] = finished
+
+    def rate(self) -> float:
+        """Tokens generated per second so far, 0 at the very start."""
+        elapsed = time.perf_counter() - self._started
+        return self._num_tokens / elapsed if elapsed > 0 else 0.0
