@@ -36,16 +36,17 @@ def from_folder(path: str | Path) -> Tokenizer:
     if not folder.is_dir():
         raise ModelNotFoundError(f"no folder at {str(folder)!r} to read a tokenizer from")
     config = _read_json(folder / "tokenizer_config.json")
+    special_map = _read_json(folder / "special_tokens_map.json")
     defaults: Mapping[str, str] = {}
     if (folder / "tokenizer.json").is_file():
         backend = _read_backend(folder / "tokenizer.json")
-        _add_missing_tokens(backend, config)
+        _add_special_tokens(backend, config, special_map)
     elif any((folder / name).is_file() for name in _SLOW_FILES):
         backend, defaults = _converted_backend(folder)
     else:
         looked_for = ", ".join(("tokenizer.json", *_SLOW_FILES))
         raise ModelNotFoundError(f"no tokenizer in {str(folder)!r}: looked for {looked_for}")
-    named = _named_tokens(config, _read_json(folder / "special_tokens_map.json"), defaults)
+    named = _named_tokens(config, special_map, defaults)
     bos_id, eos_id, pad_id = (_token_id(backend, named, name) for name in ("bos_token", "eos_token", "pad_token"))
     if backend.post_processor is None:
         # As in transformers 5, a post-processor in tokenizer.json decides, whatever the flags say.
@@ -104,19 +105,32 @@ def _converted_backend(folder: Path) -> tuple[tokenizers.Tokenizer, Mapping[str,
         ) from error
 
 
-def _add_missing_tokens(backend: tokenizers.Tokenizer, config: Mapping[str, Any]) -> None:
-    """Tokens of ``tokenizer_config.json`` that ``tokenizer.json`` lacks, at the ids that it gives them."""
-    for key, spec in sorted(config.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0])):
-        if backend.token_to_id(spec["content"]) is not None:
-            continue
-        fields = {name: spec[name] for name in _ADDED_TOKEN_FIELDS if name in spec}
-        backend.add_tokens([AddedToken(spec["content"], **fields)])
+def _add_special_tokens(
+    backend: tokenizers.Tokenizer, config: Mapping[str, Any], special_map: Mapping[str, Any]
+) -> None:
+    """Add what the other files know of special tokens and ``tokenizer.json`` does not, as transformers does.
+
+    ``added_tokens_decoder`` of the configuration has the last word on a token's flags; tokens with a role (BOS, EOS
+    and so on) are special even where the vocabulary holds them as ordinary ones.
+    """
+    specs = sorted(config.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0]))
+    flags = [{name: spec[name] for name in _ADDED_TOKEN_FIELDS if name in spec} for _, spec in specs]
+    backend.add_tokens([AddedToken(spec["content"], **kept) for (_, spec), kept in zip(specs, flags, strict=True)])
+    for key, spec in specs:
         given = backend.token_to_id(spec["content"])
         if given != int(key):
             raise CheckpointError(
-                f"tokenizer_config.json gives the token {spec['content']!r} the id {key}, which does not follow "
-                f"those of tokenizer.json (next is {given})"
+                f"tokenizer_config.json gives the token {spec['content']!r} the id {key}, but the vocabulary of "
+                f"tokenizer.json makes it {given}"
             )
+    added = {token.content for token in backend.get_added_tokens_decoder().values()}
+    backend.add_special_tokens(
+        [
+            AddedToken(text, special=True)
+            for text in _named_tokens(config, special_map).values()
+            if text not in added and backend.token_to_id(text) is not None
+        ]
+    )
 
 
 def _named_tokens(*sources: Mapping[str, Any]) -> dict[str, str]:

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import tokenizers
-from conftest import byte_level_tokenizer, sentencepiece_metadata
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models
+from toy_tokenizers import byte_level_tokenizer, sentencepiece_metadata
 
 from jaxllm.tokenization import IncrementalDetokenizer, Tokenizer, from_gguf
 from jaxllm.tokenization.pieces import Pieces

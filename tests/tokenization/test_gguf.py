@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import sentencepiece_metadata
+from toy_tokenizers import sentencepiece_metadata
 
 from jaxllm.errors import CheckpointError, UnsupportedModelError
 from jaxllm.tokenization import from_gguf
@@ -70,7 +70,7 @@ def test_bos_is_added_by_default_where_llama_cpp_does() -> None:
 def test_ignore_merges_takes_whole_tokens() -> None:
     merges = {"tokenizer.ggml.merges": ["b c"], "tokenizer.ggml.tokens": ["a", "b", "c", "bc", "abc", "x", "y", "z"]}
     assert from_gguf(_byte_level(**merges)).encode("abc") == [0, 3]
-    llama3 = from_gguf(_byte_level(**merges, **{"tokenizer.ggml.pre": "llama-bpe"}))
+    llama3 = from_gguf(_byte_level(**merges, **{"tokenizer.ggml.pre": "llama-bpe", "tokenizer.ggml.bos_token_id": 5}))
     assert llama3.encode("abc", add_special_tokens=False) == [4]
 
 
@@ -109,6 +109,38 @@ def test_named_chat_templates_are_read() -> None:
     messages = [{"role": "user", "content": "x"}]
     assert tokenizer.apply_chat_template(messages, tokenize=False) == "default x"
     assert tokenizer.apply_chat_template(messages, tokenize=False, chat_template="rag") == "rag x"
+
+
+def test_the_harmony_formats_end_of_message_does_not_end_a_generation() -> None:
+    tokens = ["a", "<|end|>", "<|return|>", "<|call|>"]
+    lists = {"tokenizer.ggml.merges": [], "tokenizer.ggml.token_type": [1, 3, 3, 3]}
+    harmony = from_gguf(_byte_level(**lists, **{"tokenizer.ggml.tokens": tokens}))
+    assert harmony.eos_token_ids == (2, 3)
+    other = from_gguf(_byte_level(**lists, **{"tokenizer.ggml.tokens": ["a", "<|end|>", "b", "c"]}))
+    assert other.eos_token_ids == (1,)
+
+
+def test_phi_3s_special_tokens_swallow_the_space_behind_them() -> None:
+    types = [2, 3, 3] + [6] * 256 + [1] * 3 + [3]
+    changes = {"tokenizer.ggml.token_type": types, "general.name": "Phi-3 mini"}
+    pieces = ["\u2581", "a", "\u2581a", "<|user|>"]
+    phi3 = from_gguf(sentencepiece_metadata(pieces, **changes))
+    space_a = phi3.backend.token_to_id("\u2581a")
+    assert phi3.encode("<|user|>\n  a") == phi3.encode("<|user|>a") == [1, 262, space_a]
+    other = from_gguf(sentencepiece_metadata(pieces, **{**changes, "general.name": "Other"}))
+    assert other.encode("<|user|>\n  a") != other.encode("<|user|>a")
+
+
+def test_a_file_without_a_pre_tokenizers_name_is_read_with_a_warning() -> None:
+    with pytest.warns(UserWarning, match=r"tokenizer\.ggml\.pre"):
+        tokenizer = from_gguf(_byte_level(**{"tokenizer.ggml.pre": None}))
+    assert tokenizer.encode("abc") == from_gguf(_byte_level(**{"tokenizer.ggml.pre": "default"})).encode("abc")
+
+
+@pytest.mark.parametrize("name", ["bos", "eos"])
+def test_a_token_to_add_that_the_file_does_not_name_is_an_error(name: str) -> None:
+    with pytest.raises(CheckpointError, match=f"{name}_token_id"):
+        from_gguf(_byte_level(**{f"tokenizer.ggml.add_{name}_token": True}))
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import tokenizers
-from conftest import byte_level_tokenizer, sentencepiece_metadata
 from tokenizers import models, pre_tokenizers, processors
+from toy_tokenizers import byte_level_tokenizer, sentencepiece_metadata
 
 from jaxllm.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
 from jaxllm.tokenization import from_folder, from_gguf, load_tokenizer
@@ -72,6 +72,21 @@ def test_the_flags_decide_where_tokenizer_json_does_not(
     tmp_path: Path, flags: dict[str, bool], expected: list[int]
 ) -> None:
     assert from_folder(_folder(tmp_path, _named(**flags))).encode("a") == expected
+
+
+def test_ordinary_tokens_with_a_role_are_special(tmp_path: Path) -> None:
+    """Oracle: transformers, on a vocabulary that holds EOS and a token the configuration calls special as ordinary."""
+    import transformers
+
+    special_z = {"122": {"content": "z", "special": True, "normalized": False, "lstrip": True}}
+    folder = _folder(tmp_path, {**_named(added_tokens_decoder=special_z), "eos_token": "a"})
+    theirs, ours = transformers.AutoTokenizer.from_pretrained(str(folder)), from_folder(folder)
+    assert ours.special_token_ids == {ord("a"), ord("z"), 256, 257}
+    for text in ("banana  z<s>b", "b</s>"):
+        assert ours.encode(text) == theirs.encode(text)
+        for skip in (True, False):
+            decoded = ours.decode(ours.encode(text), skip_special_tokens=skip)
+            assert decoded == theirs.decode(theirs.encode(text), skip_special_tokens=skip)
 
 
 def test_special_tokens_map_names_what_the_configuration_does_not(tmp_path: Path) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import random
 
-from conftest import sentencepiece_metadata
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from toy_tokenizers import sentencepiece_metadata
 
 from jaxllm.tokenization import Tokenizer, from_gguf
 from jaxllm.tokenization.spm import merges_from_scores

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import pytest
-from conftest import byte_level_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
+from toy_tokenizers import byte_level_tokenizer
 
 from jaxllm.tokenization import IncrementalDetokenizer, StopChecker, Tokenizer
 
