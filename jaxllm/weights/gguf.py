@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -95,8 +96,10 @@ class GGUFSource(ModelSource):
     def _add(self, header: GGUFHeader) -> None:
         for tensor in header.tensors:
             if tensor.name == _ROPE_DIVISORS:
-                divisors = np.empty(tensor.shape, np.float32)
-                read_plain(header.path, tensor.offset, plain_dtype(tensor.kind) or np.dtype(np.float32), divisors)
+                raw, divisors = np.empty(tensor.nbytes, np.uint8), np.empty(math.prod(tensor.shape), np.float32)
+                with open_unbuffered(header.path) as file:
+                    read_into(file, tensor.offset, raw)
+                decode(raw, tensor.kind, divisors)
                 self._config["rope_frequency_divisors"] = divisors.tolist()
                 continue
             pattern, layer = split_layer(tensor.name)

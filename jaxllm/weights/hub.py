@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from jaxllm.errors import CheckpointError, ModelNotFoundError
-from jaxllm.weights.packaged import PACKAGED_MODELS
+from jaxllm.weights.packaged import PACKAGED_MODELS, find_packaged
 from jaxllm.weights.safetensors import INDEX, pickle_message, read_json
 
 _SMALL_FILES = [
@@ -100,6 +100,8 @@ def _explained(model: str, revision: str | None) -> Iterator[None]:
     from huggingface_hub import errors
 
     shown = f"{model!r}" + (f" at revision {revision!r}" if revision else "")
+    packaged = find_packaged(model.partition(":")[0].rpartition("/")[2])
+    instead = "" if packaged is None else f", or use {packaged.name!r} ({packaged.install})"
     try:
         yield
     except errors.HFValidationError:
@@ -119,4 +121,4 @@ def _explained(model: str, revision: str | None) -> Iterator[None]:
     except (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError, errors.HTTPError) as error:
         raise ModelNotFoundError(f"{shown} is neither a local path nor completely in the cache, and the hub cannot be "
                                  f"reached ({type(error).__name__}): connect, unset HF_HUB_OFFLINE, or give a local "
-                                 "folder or .gguf file") from error
+                                 f"folder or .gguf file{instead}") from error

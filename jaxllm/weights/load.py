@@ -52,6 +52,8 @@ def load_params(
     that is missing, left over or of the wrong shape. One parameter at a time is read, straight into the buffer that
     becomes its array where the device is the CPU, so that the peak of host memory is the parameters and one of them.
     """
+    if threads is not None and threads < 1:
+        raise ParameterError("threads", threads, "an integer >= 1, or None")
     if set(specs) != set(weight_map):
         raise ParameterError("weight_map", sorted(set(specs) ^ set(weight_map)), "an entry for each spec and no other")
     plan = {name: [piece if isinstance(piece, Piece) else Piece(piece) for piece in weight_map[name]] for name in specs}

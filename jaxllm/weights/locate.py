@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from jaxllm.errors import CheckpointError, ModelNotFoundError, ParameterError
@@ -11,6 +12,8 @@ from jaxllm.weights.hub import download
 from jaxllm.weights.packaged import find_packaged, packaged_file
 from jaxllm.weights.safetensors import SafetensorsSource
 from jaxllm.weights.source import ModelSource
+
+_LATER_PART = re.compile(r"-(?!00001-)\d{5}-of-\d{5}\.gguf$")
 
 
 def resolve(model: str | os.PathLike[str], revision: str | None = None) -> ModelSource:
@@ -40,14 +43,14 @@ def resolve(model: str | os.PathLike[str], revision: str | None = None) -> Model
 
 
 def open_path(path: Path, name: str | None = None) -> ModelSource:
-    """The checkpoint at a path that exists: a GGUF file, a Hugging Face folder, or a folder with just one GGUF file."""
+    """The checkpoint at a path that exists: a GGUF file, a Hugging Face folder, or a folder with one GGUF model."""
     if path.is_file():
         if path.suffix.lower() != ".gguf":
             raise CheckpointError(f"{path} is not a model that can be read: give a .gguf file, or the folder that "
                                   "holds config.json and the safetensors files")
         return GGUFSource(path, name)
-    if not (path / "config.json").exists():
-        found = sorted(path.glob("*.gguf"))
+    if not any(path.glob("*.safetensors*")):
+        found = sorted(file for file in path.glob("*.gguf") if not _LATER_PART.search(file.name))
         if len(found) == 1:
             return GGUFSource(found[0], name)
         if found:

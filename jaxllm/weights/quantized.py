@@ -70,22 +70,24 @@ def decode(raw: np.ndarray, kind: GGUFType, out: np.ndarray) -> None:
     if plain is not None:
         cast(raw.view(plain), out)
         return
+    dequantize = _DEQUANTIZE.get(kind.name) or _by_gguf_package(kind)
     scratch = np.empty(min(CHUNK, out.size), np.float32)
     for start in range(0, out.size, CHUNK):
         part = out[start : start + CHUNK]
         stored = raw[kind.row_bytes(start) : kind.row_bytes(start + part.size)].reshape(-1, kind.nbytes)
         values = part if part.dtype == np.float32 else scratch[: part.size]
-        _DEQUANTIZE.get(kind.name, _dequantize_other(kind))(stored, values.reshape(-1, kind.block))
+        dequantize(stored, values.reshape(-1, kind.block))
         if values is not part:
             cast(values, part)
 
 
-def _dequantize_other(kind: GGUFType) -> Callable[[np.ndarray, np.ndarray], None]:
-    def dequantize(blocks: np.ndarray, out: np.ndarray) -> None:
-        import gguf
+def _by_gguf_package(kind: GGUFType) -> Callable[[np.ndarray, np.ndarray], None]:
+    import gguf
 
-        values = gguf.quants.dequantize(blocks.reshape(1, -1), gguf.GGMLQuantizationType[kind.name])
-        out[:] = values.reshape(out.shape)
+    number = gguf.GGMLQuantizationType[kind.name]
+
+    def dequantize(blocks: np.ndarray, out: np.ndarray) -> None:
+        out[:] = gguf.quants.dequantize(blocks.reshape(1, -1), number).reshape(out.shape)
 
     return dequantize
 

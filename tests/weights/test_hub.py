@@ -203,3 +203,5 @@ def test_offline_a_model_that_is_not_cached_says_so(offline_cache: Path):
     for name in ("org/other", "org/other:Q8_0"):
         with pytest.raises(ModelNotFoundError, match=f"'{name}' is neither a local path nor completely in the cache"):
             resolve(name)
+    with pytest.raises(ModelNotFoundError, match="or use 'SmolLM2-135M-Instruct'"):
+        resolve("HuggingFaceTB/SmolLM2-135M-Instruct")

@@ -138,6 +138,8 @@ def test_specs_and_weight_map_must_name_the_same_parameters(tmp_path: Path):
     source = SafetensorsSource(write_hf_folder(tmp_path, {"x": np.ones(1, np.float32)}))
     with pytest.raises(ParameterError, match=r"weight_map=\['x', 'y'\]"):
         load_params(source, {"x": spec(1)}, {"y": ["x"]})
+    with pytest.raises(ParameterError, match="threads=0"):
+        load_params(source, {"x": spec(1)}, {"x": ["x"]}, threads=0)
 
 
 def test_float16_overflow_names_the_tensor(tmp_path: Path):

@@ -34,8 +34,11 @@ def test_a_folder_and_a_gguf_file_are_what_they_are(tmp_path: Path):
         assert isinstance(resolve(spelled), GGUFSource)
 
 
-def test_a_folder_with_one_gguf_file_is_that_file(tmp_path: Path):
+def test_a_folder_with_one_gguf_model_and_no_safetensors_is_that_model(tmp_path: Path):
+    (tmp_path / "config.json").write_text("{}")
     write_llama_gguf(tmp_path / "a.gguf")
+    assert resolve(tmp_path).path == tmp_path / "a.gguf"
+    (tmp_path / "c-00002-of-00002.gguf").write_bytes(b"a part that is not the first is no model by itself")
     assert resolve(tmp_path).path == tmp_path / "a.gguf"
     write_llama_gguf(tmp_path / "b.gguf")
     with pytest.raises(CheckpointError, match=r"several GGUF files, give one: a.gguf, b.gguf"):
