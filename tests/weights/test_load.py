@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -213,6 +214,7 @@ def test_on_the_cpu_the_array_is_the_buffer_that_was_read_into(tmp_path: Path, m
 
 SHARDED = """
 import sys
+import tempfile
 import jax, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxllm.weights import ParamSpec, load_params, resolve
@@ -289,9 +291,11 @@ def test_peak_memory_is_the_model_and_at_most_its_largest_tensor(tmp_path: Path,
 
     Tolerance: 2 MiB for what the interpreter and the allocator take besides.
     """
-    small, large = write_large(tmp_path / "small", kind, 1), write_large(tmp_path / "large", kind, 12)
-    run = subprocess.run([sys.executable, "-c", MEMORY, str(small), str(large)], capture_output=True,
-                         text=True, check=False)
+    # pytest keeps tmp_path for three runs, which is too long for files of this size.
+    with tempfile.TemporaryDirectory(dir=tmp_path) as folder:
+        small, large = write_large(Path(folder, "small"), kind, 1), write_large(Path(folder, "large"), kind, 12)
+        run = subprocess.run([sys.executable, "-c", MEMORY, str(small), str(large)], capture_output=True, text=True,
+                             check=False)
     assert run.returncode == 0, run.stderr
     model, used = map(int, re.findall(r"\d+", run.stdout))
     assert model == 12 * 1024 * 2048 * 2
