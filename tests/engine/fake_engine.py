@@ -9,6 +9,7 @@ compared with the fingerprints of its true tokens.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -102,12 +103,12 @@ class FakeEngine:
         self._current_era = 0
         self._era_of: dict[Sequence, int] = {}
 
-    def request(self, prompt: list[int], **params: object) -> Request:
+    def request(self, prompt: list[int], **params: Any) -> Request:
         """Make and add a request."""
         request = Request(
             str(len(self.requests)),
             prompt,
-            SamplingParams(**params),  # type: ignore[arg-type]
+            SamplingParams(**params),
             max_model_len=self.sizes.max_model_len,
             eos_token_ids=[EOS],
         )

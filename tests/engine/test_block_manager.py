@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +16,8 @@ from jaxllm.sampling_params import SamplingParams
 SLOTS = itertools.count()
 
 
-def sequence(prompt: object, n: int = 1, **params: object) -> Sequence:
-    request = Request("r", prompt, SamplingParams(n=n, **params), max_model_len=1000)  # type: ignore[arg-type]
+def sequence(prompt: Iterable[int], **params: Any) -> Sequence:
+    request = Request("r", prompt, SamplingParams(**params), max_model_len=1000)
     for sample in request.sequences:
         sample.slot = next(SLOTS)
     return request.sequences[0]
@@ -37,7 +39,7 @@ def compute(blocks: BlockManager, *sequences: Sequence) -> None:
     blocks.check_integrity()
 
 
-def run(blocks: BlockManager, prompt: object, **params: object) -> int:
+def run(blocks: BlockManager, prompt: Iterable[int], **params: Any) -> int:
     """Run a prompt from admission to release; the number of tokens found in the prefix cache."""
     runner = sequence(prompt, **params)
     found = admit(blocks, runner)
@@ -50,7 +52,7 @@ def run(blocks: BlockManager, prompt: object, **params: object) -> int:
 @pytest.mark.parametrize(("name", "value"), [("num_blocks", 1), ("block_size", 0), ("num_groups", 0)])
 def test_sizes_are_checked(name: str, value: int) -> None:
     with pytest.raises(ParameterError, match=f"{name}={value}"):
-        BlockManager(**{"num_blocks": 5, "block_size": 4, name: value})  # type: ignore[arg-type]
+        BlockManager(**dict[str, Any]({"num_blocks": 5, "block_size": 4, name: value}))
 
 
 @pytest.mark.parametrize(("length", "found"), [(1, 0), (4, 0), (5, 4), (8, 4), (9, 8), (11, 8)])
@@ -117,7 +119,9 @@ def test_without_prefix_caching_nothing_is_found_or_kept() -> None:
 
 
 @pytest.mark.parametrize("forget", [BlockManager.reset_prefix_cache, BlockManager.bump_weight_version])
-def test_after_a_reset_nothing_older_is_found_not_even_what_running_sequences_go_on_to_compute(forget) -> None:  # type: ignore[no-untyped-def]
+def test_after_a_reset_nothing_older_is_found_not_even_what_running_sequences_go_on_to_compute(
+    forget: Callable[[BlockManager], None],
+) -> None:
     blocks = BlockManager(40, 4)
     running = sequence(range(8))
     admit(blocks, running)
@@ -251,14 +255,24 @@ def test_table_updates_name_group_slot_column_and_block_of_every_change() -> Non
 
 def test_a_prefix_counts_only_where_every_group_still_has_it() -> None:
     blocks = BlockManager(9, 4, num_groups=2)
+
+    def evict_one() -> None:
+        taken = [blocks._pool.allocate() for _ in range(3)]  # two blank blocks, and the least recently used
+        for block in taken:
+            blocks._pool.release(block)
+
+    def found() -> list[int]:
+        return [len(table) for table in blocks.find_prefix(sequence(range(13)))]
+
     run(blocks, range(12))
-    filler = sequence(range(50, 54))
-    admit(blocks, filler)  # two blank blocks
-    assert len(blocks.find_prefix(sequence(range(13)))[1]) == 3
-    one_more = blocks._pool.allocate()  # evicts the tail of one group alone
-    assert [len(table) for table in blocks.find_prefix(sequence(range(13)))] == [2, 2]
-    blocks._pool.release(one_more)
-    blocks.check_integrity()
+    assert found() == [3, 3]
+    evict_one()  # the last column of group 0
+    assert found() == [2, 2]
+    run(blocks, range(12))  # group 0 has it again, more recently used than that of group 1
+    assert found() == [3, 3]
+    evict_one()
+    assert blocks._pool.num_cached == 5
+    assert found() == [2, 2]
 
 
 def test_free_blocks_to_admit_counts_cached_hits_but_not_shared_ones() -> None:
@@ -339,7 +353,7 @@ def _swap_content(blocks: BlockManager, victim: Sequence) -> None:
 
 
 @pytest.mark.parametrize("damage", [_drop_a_column, _repeat_a_block, _rewind, _publish_too_early, _swap_content])
-def test_check_integrity_sees_damage(damage) -> None:  # type: ignore[no-untyped-def]
+def test_check_integrity_sees_damage(damage: Callable[[BlockManager, Sequence], None]) -> None:
     blocks = BlockManager(20, 4)
     victim = sequence(range(10))
     admit(blocks, victim)

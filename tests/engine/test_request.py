@@ -47,7 +47,7 @@ def test_ids_beyond_int32_are_refused_without_a_vocabulary_too() -> None:
 
 @pytest.mark.parametrize("dtype", [np.int64, np.uint16, np.int32])
 def test_the_prompt_is_a_private_read_only_copy(dtype: type) -> None:
-    given = np.array([1, 2, 3], dtype)
+    given: np.ndarray = np.array([1, 2, 3], dtype)
     request = make(given)
     given[0] = 9
     assert request.prompt_token_ids.tolist() == [1, 2, 3]
@@ -86,7 +86,8 @@ def test_appending_copies_rarely_and_reserves_no_more_than_max_tokens() -> None:
     buffers = set()
     for token in range(10_000):
         sequence.append(token)
-        buffers.add(len(sequence.token_ids.base))
+        assert sequence.token_ids.base is not None
+        buffers.add(sequence.token_ids.base.size)
     assert sequence.output_token_ids.tolist() == list(range(10_000))
     assert len(buffers) < 10
     assert max(buffers) == 10_003

@@ -5,6 +5,7 @@ import json
 import pathlib
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from jaxllm.engine.block_manager import BlockManager
 from jaxllm.engine.integrity import IntegrityError
 from jaxllm.engine.plan import StepPlan
 from jaxllm.engine.request import Request, Sequence, SequenceStatus
-from jaxllm.engine.scheduler import Scheduler, SchedulerConfig
+from jaxllm.engine.scheduler import Policy, Scheduler, SchedulerConfig
 from jaxllm.errors import CapacityError, ParameterError
 from jaxllm.sampling_params import SamplingParams
 
@@ -29,6 +30,13 @@ def names(sequences: list[Sequence]) -> list[str]:
     return [f"{sequence.request.request_id}.{sequence.index}" for sequence in sequences]
 
 
+def admitted(engine: FakeEngine) -> list[str]:
+    """The sequences that the next step admits."""
+    plan = engine.step()
+    assert plan is not None
+    return names(plan.admitted)
+
+
 def rows(plan: StepPlan | None) -> dict[str, tuple[int, int]]:
     """For each row, where it starts and how many tokens it has."""
     assert plan is not None
@@ -41,9 +49,9 @@ def rows(plan: StepPlan | None) -> dict[str, tuple[int, int]]:
      ("max_num_seqs", True), ("policy", "sjf")],
 )  # fmt: skip
 def test_limits_are_checked(name: str, value: object) -> None:
-    good = {"max_num_seqs": 1, "max_num_batched_tokens": 1, "max_model_len": 2}
+    good: dict[str, Any] = {"max_num_seqs": 1, "max_num_batched_tokens": 1, "max_model_len": 2}
     with pytest.raises(ParameterError, match=name):
-        SchedulerConfig(**{**good, name: value})  # type: ignore[arg-type]
+        SchedulerConfig(**{**good, name: value})
 
 
 def test_a_pool_too_small_for_one_sequence_is_refused_naming_the_numbers_to_change() -> None:
@@ -108,8 +116,8 @@ def test_the_lowest_free_slots_are_given_and_come_back() -> None:
 
 
 @pytest.mark.parametrize(("policy", "order"), [("fcfs", "0123"), ("priority", "2031")])
-def test_policies_order_the_waiting(policy: str, order: str) -> None:
-    engine = FakeEngine(Sizes(num_blocks=60, max_num_seqs=1, policy=policy))  # type: ignore[arg-type]
+def test_policies_order_the_waiting(policy: Policy, order: str) -> None:
+    engine = FakeEngine(Sizes(num_blocks=60, max_num_seqs=1, policy=policy))
     for priority in (0, 5, -1, 0):
         engine.request(prompt(2), priority=priority, max_tokens=1)
     served = []
@@ -119,8 +127,8 @@ def test_policies_order_the_waiting(policy: str, order: str) -> None:
 
 
 @pytest.mark.parametrize(("policy", "victim"), [("fcfs", "2.0"), ("priority", "1.0")])
-def test_the_last_in_policy_order_is_preempted_and_resumes_with_the_same_answer(policy: str, victim: str) -> None:
-    engine = FakeEngine(Sizes(num_blocks=13, max_num_seqs=3, max_num_batched_tokens=30, policy=policy))  # type: ignore[arg-type]
+def test_the_last_in_policy_order_is_preempted_and_resumes_with_the_same_answer(policy: Policy, victim: str) -> None:
+    engine = FakeEngine(Sizes(num_blocks=13, max_num_seqs=3, max_num_batched_tokens=30, policy=policy))
     for priority in (0, 2, 1):
         engine.request(prompt(7, priority), ignore_eos=True, priority=priority, max_tokens=25)
     preempted: list[Sequence] = []
@@ -166,10 +174,10 @@ def test_a_prompt_is_admitted_only_with_room_for_all_of_it_and_growth_of_the_run
     engine.request(prompt(4), ignore_eos=True)  # 1 block, 1 in reserve: 9 of 11 are left
     engine.step()
     engine.request(prompt(37, 1), max_tokens=1)  # 10 blocks
-    assert names(engine.step().admitted) == []  # type: ignore[union-attr]
+    assert admitted(engine) == []
     engine.scheduler.abort("1")
     engine.request(prompt(32, 1), max_tokens=1)  # 8 blocks
-    assert names(engine.step().admitted) == ["2.0"]  # type: ignore[union-attr]
+    assert admitted(engine) == ["2.0"]
 
 
 def test_samples_are_forked_in_the_step_that_completes_the_prompt_and_sample_from_its_row() -> None:
@@ -339,7 +347,9 @@ def test_the_cost_of_a_step_does_not_depend_on_how_many_wait() -> None:
         requests = [Request(str(i), prompt(4), SamplingParams(seed=i), max_model_len=40) for i in range(num_waiting)]
         for request in requests:
             scheduler.add(request)
-        scheduler.update(scheduler.schedule(), [1] * 4)  # type: ignore[arg-type]
+        first = scheduler.schedule()
+        assert first is not None
+        scheduler.update(first, [1] * 4)
 
         def step() -> None:
             plan = scheduler.schedule()
@@ -421,7 +431,9 @@ def _lose_a_waiting_sequence(scheduler: Scheduler) -> None:
 
 
 def _queue_twice(scheduler: Scheduler) -> None:
-    scheduler._waiting.push(scheduler._waiting.peek())  # type: ignore[arg-type]
+    queued = scheduler._waiting.peek()
+    assert queued is not None
+    scheduler._waiting.push(queued)
 
 
 def _forget_a_request(scheduler: Scheduler) -> None:

@@ -30,9 +30,9 @@ def test_sequences_come_out_in_order_without_those_that_finished() -> None:
     assert len(queue) == len(left) == len(list(queue))
     assert set(queue) == set(left)
     popped = []
-    while (sequence := queue.peek()) is not None:
-        assert queue.pop() is sequence
-        popped.append(sequence)
+    while (first := queue.peek()) is not None:
+        assert queue.pop() is first
+        popped.append(first)
     assert popped == left
     assert len(queue) == 0
 
