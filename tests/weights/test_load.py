@@ -214,7 +214,6 @@ def test_on_the_cpu_the_array_is_the_buffer_that_was_read_into(tmp_path: Path, m
 
 SHARDED = """
 import sys
-import tempfile
 import jax, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxllm.weights import ParamSpec, load_params, resolve
