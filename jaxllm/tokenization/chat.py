@@ -63,14 +63,19 @@ class ChatTemplates:
         return _cut_at_mark(text, final_text) if continue_final_message else text
 
     def _select(self, chosen: str | None, *, tools: bool) -> str:
+        names = f"the name of one of the model's templates, {sorted(self._templates)}, or the source of one"
+        if chosen in self._templates:
+            return self._templates[chosen]
         if chosen is not None:
-            return self._templates.get(chosen, chosen)
+            if not isinstance(chosen, str) or "{" not in chosen:
+                raise ParameterError("chat_template", chosen, names)
+            return chosen
         if tools and "tool_use" in self._templates:
             return self._templates["tool_use"]
         if self.default is not None:
             return self.default
         allowed = (
-            f"the name of one of the model's templates, {sorted(self._templates)}, or the source of one"
+            names
             if self._templates
             else "this model has no chat template: give the source of one, or use generate with a prompt"
         )

@@ -91,6 +91,8 @@ def test_the_tool_use_template_is_taken_when_there_are_tools() -> None:
     assert _render(templates, _HELLO, chat_template="rag") == "rag"
     with pytest.raises(ParameterError, match=r"chat_template.*rag"):
         _render({"rag": "rag"}, _HELLO)
+    with pytest.raises(ParameterError, match=r"chat_template='tools'.*rag"):
+        _render(templates, _HELLO, chat_template="tools")
 
 
 @pytest.mark.parametrize("content", ["The answer", "The answer ", "The  answer\n"])
