@@ -21,9 +21,9 @@ def from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     """The tokenizer that a GGUF file's metadata describes.
 
     Byte-level BPE (``tokenizer.ggml.model`` "gpt2", cut into pieces as ``tokenizer.ggml.pre`` says) and SentencePiece
-    BPE ("llama") are supported. Decoded text is what the tokens say: llama.cpp's ``clean_spaces`` is not applied, as its
-    own generation, piece by piece, does not apply it. Raises ``UnsupportedModelError`` for others, ``CheckpointError`` for metadata that is
-    missing or inconsistent.
+    BPE ("llama") are supported. Decoded text is what the tokens say: llama.cpp's ``clean_spaces`` is not applied, as
+    its own generation, piece by piece, does not apply it. Raises ``UnsupportedModelError`` for other tokenizers,
+    ``CheckpointError`` for metadata that is missing or inconsistent.
     """
     model = metadata.get("tokenizer.ggml.model")
     if model not in ("gpt2", "llama"):
