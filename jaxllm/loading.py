@@ -50,7 +50,7 @@ def load_weights(source: ModelSource, opened: OpenedModel) -> Params:
 def likely_programs(programs: Programs) -> Iterable[Key]:
     """What a first request needs: a decode and its sampler, then a short prompt."""
     small, rows = programs.token_buckets[:2], programs.row_buckets[0]
-    return [Key("forward", small[0]), Key("forward", small[-1]), Key("sample", rows, Variant.GREEDY),
+    return [*programs.forward_keys(small[0]), *programs.forward_keys(small[-1]), Key("sample", rows, Variant.GREEDY),
             Key("update_table")]
 
 

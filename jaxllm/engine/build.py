@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -21,6 +22,7 @@ from jaxllm.runner.runner import Runner
 from jaxllm.tokenization import Tokenizer
 
 CPU_DEFAULTS = {"max_num_seqs": 64, "max_num_batched_tokens": 512, "block_size": 32}
+CPU_LAYERS_PER_PROGRAM = 6
 ACCELERATOR_DEFAULTS = {"max_num_seqs": 256, "max_num_batched_tokens": 8192, "block_size": 64}
 
 
@@ -80,6 +82,12 @@ def choose_config(model: Model, sizes: EngineSizes, vocab_size: int | None = Non
     return config, spec
 
 
+def layers_per_program() -> int:
+    """How many layers one executable runs. On CPUs few, for the sake of start-up; elsewhere all, as the host must keep
+    ahead of the device."""
+    return CPU_LAYERS_PER_PROGRAM if jax.default_backend() == "cpu" else sys.maxsize
+
+
 def build_engine(
     model: Model,
     load: Callable[[], Params],
@@ -95,7 +103,7 @@ def build_engine(
     """
     use_persistent_cache()
     config, spec = choose_config(model, sizes, None if tokenizer is None else tokenizer.vocab_size)
-    programs = Programs(model, spec, config)
+    programs = Programs(model, spec, config, layers_per_program())
     with ThreadPoolExecutor(2, "compile") as pool:
         compiling = [pool.submit(programs.compile, key) for key in compile_first(programs)]
         params = load()

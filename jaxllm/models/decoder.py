@@ -12,8 +12,7 @@ from flax import nnx
 from jaxtyping import Array, DTypeLike, Float, Int
 
 from jaxllm.models.config import DecoderConfig
-from jaxllm.models.layers import Embedding, Linear, RMSNorm, apply_rope, rope_tables
-from jaxllm.models.linear import linear
+from jaxllm.models.layers import Embedding, Linear, RMSNorm, apply_rope
 from pallas_kernels import kv_write, paged_attention
 
 LayerCache = dict[str, Array]
@@ -93,44 +92,21 @@ class DecoderLayer(nnx.Module):
 
 
 class Decoder(nnx.Module):
-    """Token ids in, normalized hidden states out; ``head_logits`` turns chosen rows of them into logits.
+    """The parts of a decoder, built abstract: parameters are shapes until ``nnx.merge`` puts arrays in their place.
 
-    Built abstract: its parameters are shapes until ``nnx.merge`` puts arrays in their place.
+    ``Model`` runs the parts one after another: embedding, layers, norm, and the head on the rows that need logits.
     """
 
     def __init__(self, config: DecoderConfig, dtype: DTypeLike) -> None:
-        self.config = config
         self.embedding = Embedding(config.vocab_size, config.hidden_size, dtype)
         self.layers = nnx.List([DecoderLayer(config, dtype) for _ in range(config.num_layers)])
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
-        self.head = None if config.tie_word_embeddings else Linear(
-            config.hidden_size, config.vocab_size, ("vocab", "embed"), dtype)
-
-    def __call__(self, token_ids: Int[Array, " T"], positions: Int[Array, " T"], slots: Int[Array, " T"],
-                 attention: Any, cache: list[LayerCache]) -> tuple[Float[Array, "T D"], list[LayerCache]]:
-        cos, sin = rope_tables(positions, jnp.asarray(self.config.rope.inverse_frequencies(self.config.head_dim)))
-        step = StepContext(cos, sin, slots, attention)
-        x = self.embedding(token_ids)
-        new_cache = []
-        for layer, layer_cache in zip(self.layers, cache, strict=True):
-            graph, parameters = nnx.split(layer)
-            x, layer_cache = _run_layer(graph, nnx.to_pure_dict(parameters), x, step, layer_cache)
-            new_cache.append(layer_cache)
-        return self.norm(x), new_cache
-
-
-def head_parameters(params: dict[Any, Any]) -> dict[Any, Any]:
-    """The parameters that ``head_logits`` needs: the head's, or the embedding's where they are tied."""
-    return params["head"] if "head" in params else params["embedding"]
-
-
-def head_logits(head: dict[Any, Any], rows: Float[Array, "B D"]) -> Float[Array, "B V"]:
-    """Float32 logits of hidden rows."""
-    return linear(rows, head["weight"], jnp.float32)
+        if not config.tie_word_embeddings:
+            self.head = Linear(config.hidden_size, config.vocab_size, ("vocab", "embed"), dtype)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _run_layer(graph: nnx.GraphDef, parameters: Any, x: Array, step: StepContext, cache: LayerCache
-               ) -> tuple[Array, LayerCache]:
+def run_layer(graph: nnx.GraphDef, parameters: Any, x: Float[Array, "T D"], step: StepContext, cache: LayerCache
+              ) -> tuple[Float[Array, "T D"], LayerCache]:
     """One layer as a function of its own: layers of the same shapes are then traced once, not once each."""
     return nnx.merge(graph, parameters)(x, step, cache)

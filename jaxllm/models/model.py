@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jaxllm.models.config import DecoderConfig
-from jaxllm.models.decoder import Decoder, head_logits, head_parameters
+from jaxllm.models.decoder import Decoder, LayerCache, StepContext, run_layer
+from jaxllm.models.layers import rope_tables
+from jaxllm.models.linear import linear
 from jaxllm.weights.spec import ParamSpec
 
 Params = dict[Any, Any]
@@ -21,29 +24,55 @@ Params = dict[Any, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A decoder: its configuration, its graph (``nnx.GraphDef``) and the description of every parameter.
+    """A decoder: its configuration, its parts' graphs (``nnx.GraphDef``) and the description of every parameter.
 
+    graphs: of the embedding, the norm and, unless tied to the embedding, the head, by name.
+    layer_graphs: of each layer; layers of one kind have equal graphs, so that one executable can serve them.
     specs: by dotted path ("layers.0.attention.qkv.weight"): shape, dtype and logical axes.
     """
 
     config: DecoderConfig
     dtype: np.dtype
-    graph: nnx.GraphDef
+    graphs: Mapping[str, nnx.GraphDef]
+    layer_graphs: tuple[nnx.GraphDef, ...]
     specs: Mapping[str, ParamSpec]
 
-    def forward(self, params: Params, token_ids: Int[Array, " T"], positions: Int[Array, " T"],
-                slots: Int[Array, " T"], attention: Any, cache: list[dict[str, Array]]
-                ) -> tuple[Float[Array, "T D"], list[dict[str, Array]]]:
-        """Normalized hidden states of every token, and the cache with the tokens' keys and values written."""
-        return nnx.merge(self.graph, params)(token_ids, positions, slots, attention, cache)
+    def embed(self, params: Params, token_ids: Int[Array, " T"]) -> Float[Array, "T D"]:
+        """The residual stream's beginning: rows of the embedding."""
+        return nnx.merge(self.graphs["embedding"], params["embedding"])(token_ids)
 
-    def head_parameters(self, params: Params) -> Params:
-        """The part of ``params`` that ``logits`` needs."""
-        return head_parameters(params)
+    def step_context(self, positions: Int[Array, " T"], slots: Int[Array, " T"], attention: Any) -> StepContext:
+        """What the layers of a step share."""
+        frequencies = jnp.asarray(self.config.rope.inverse_frequencies(self.config.head_dim))
+        return StepContext(*rope_tables(positions, frequencies), slots, attention)
 
-    def logits(self, head: Params, rows: Float[Array, "B D"]) -> Float[Array, "B V"]:
-        """Float32 logits of hidden rows."""
-        return head_logits(head, rows)
+    @staticmethod
+    def run_layers(graphs: Sequence[nnx.GraphDef], params: Sequence[Params], x: Float[Array, "T D"], step: StepContext,
+                   cache: Sequence[LayerCache]) -> tuple[Float[Array, "T D"], list[LayerCache]]:
+        """Some layers in a row, each with its parameters and its share of the cache, which comes back written."""
+        written = []
+        for graph, layer_params, layer_cache in zip(graphs, params, cache, strict=True):
+            x, layer_cache = run_layer(graph, layer_params, x, step, layer_cache)
+            written.append(layer_cache)
+        return x, written
+
+    def finish(self, params: Params, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
+        """The normalized hidden states."""
+        return nnx.merge(self.graphs["norm"], params["norm"])(x)
+
+    def logits(self, params: Params, rows: Float[Array, "B D"]) -> Float[Array, "B V"]:
+        """Float32 logits of hidden rows; needs only ``outer_params``."""
+        return linear(rows, params["head" if "head" in self.graphs else "embedding"]["weight"], jnp.float32)
+
+    @staticmethod
+    def outer_params(params: Params) -> Params:
+        """All parameters but the layers'."""
+        return {name: part for name, part in params.items() if name != "layers"}
+
+    def head_params(self, params: Params) -> Params:
+        """The parameters that ``logits`` needs."""
+        name = "head" if "head" in self.graphs else "embedding"
+        return {name: params[name]}
 
     @property
     def weight_bytes(self) -> int:
@@ -73,12 +102,14 @@ class Model:
 
 def build_model(config: DecoderConfig, dtype: Any) -> Model:
     """Describe a decoder in ``dtype``; nothing is allocated."""
-    graph, state = nnx.split(Decoder(config, dtype))
+    decoder = Decoder(config, dtype)
     specs = {}
-    for path, variable in nnx.to_flat_state(state):
+    for path, variable in nnx.to_flat_state(nnx.state(decoder)):
         shape = variable.get_value()
         specs[".".join(map(str, path))] = ParamSpec(shape.shape, shape.dtype, variable.axes)
-    return Model(config, np.dtype(dtype), graph, specs)
+    graphs = {name: nnx.graphdef(getattr(decoder, name)) for name in ("embedding", "norm", "head")
+              if hasattr(decoder, name)}
+    return Model(config, np.dtype(dtype), graphs, tuple(map(nnx.graphdef, decoder.layers)), specs)
 
 
 def nest(flat: Mapping[str, Any]) -> Params:

@@ -1,7 +1,10 @@
 """The pure functions of a step, compiled once per bucket, each compilation counted.
 
-``forward`` runs the model over a step's tokens; ``sample`` turns hidden rows into tokens; the others are small:
-table deltas, block copies, one slot's sampling state, log-probabilities of prompt tokens.
+``forward`` runs the model over a step's tokens, as three programs: ``begin`` (embedding, positions, attention
+metadata), ``layers`` for a few layers at a time, ``end`` (norm, rows to sample). Layers of one kind share their
+executable: a CPU takes a third of a second to compile a layer, and as long as that again for each more in the program.
+``sample`` turns hidden rows into tokens; the others are small: table deltas, block copies, one slot's sampling state,
+log-probabilities of prompt tokens.
 """
 
 from __future__ import annotations
@@ -11,12 +14,13 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jaxllm.config import EngineConfig
@@ -24,6 +28,7 @@ from jaxllm.kv_cache import abstract_pool, block_table, pool
 from jaxllm.kv_cache.block_table import BlockTable
 from jaxllm.kv_cache.pool import KVPool
 from jaxllm.kv_cache.spec import KVSpec
+from jaxllm.models.decoder import StepContext
 from jaxllm.models.model import Model, Params, nest
 from jaxllm.runner.batch import StepBatch
 from jaxllm.runner.buckets import buckets
@@ -53,16 +58,21 @@ PROMPT_LOGPROB_ROWS = 64
 SLOW_COMPILE_SECONDS = 2.0
 
 
+LayerKind = tuple[nnx.GraphDef, ...]
+"""The graphs of a run of layers: runs of equal graphs share their executable."""
+
+
 class Key(NamedTuple):
-    """Which executable: a program, the bucket it is compiled for (0 if it has one size) and the sampler's form."""
+    """Which executable: a program, the bucket it is compiled for (0 if it has one size), and of which kind: the
+    sampler's variant, or the graphs of the layers."""
 
     program: str
     bucket: int = 0
-    variant: Variant | None = None
+    kind: Variant | LayerKind | None = None
 
     def __str__(self) -> str:
-        variant = "" if self.variant is None else f" ({self.variant.name.lower()})"
-        return f"{self.program}{variant}" + (f" for {self.bucket} rows" if self.bucket else "")
+        kind = f" ({self.kind.name.lower()})" if isinstance(self.kind, Variant) else ""
+        return f"{self.program}{kind}" + (f" for {self.bucket} rows" if self.bucket else "")
 
 
 class Programs:
@@ -71,12 +81,13 @@ class Programs:
     traces: how often each program's Python body ran, by name; it stops growing once the buckets in use are compiled.
     """
 
-    def __init__(self, model: Model, spec: KVSpec, config: EngineConfig) -> None:
+    def __init__(self, model: Model, spec: KVSpec, config: EngineConfig, layers_per_program: int) -> None:
         self.model = model
         self.spec = spec
         self.config = config
         self.token_buckets = buckets(config.max_num_batched_tokens)
         self.row_buckets = buckets(config.max_num_seqs)
+        self.chunks = layer_chunks(model, layers_per_program)
         self.traces: collections.Counter[str] = collections.Counter()
         self._executables: dict[Key, Any] = {}
         self._lock = threading.Lock()
@@ -85,11 +96,20 @@ class Programs:
     def all_keys(self) -> list[Key]:
         """All executables there can be: the bucket formula, written out."""
         return [
-            *(Key("forward", tokens) for tokens in self.token_buckets),
-            *(Key("prompt_logprobs", tokens) for tokens in self.token_buckets),
+            *(Key(program, tokens) for program in ("begin", "end", "prompt_logprobs") for tokens in self.token_buckets),
+            *(Key("layers", tokens, kind) for kind in self.kinds for tokens in self.token_buckets),
             *(Key("sample", rows, variant) for variant in Variant for rows in self.row_buckets),
             Key("update_table"), Key("copy_blocks"), Key("set_sampling_slot"),
         ]
+
+    @property
+    def kinds(self) -> list[LayerKind]:
+        """The different runs of layers that need an executable each."""
+        return list(dict.fromkeys(kind for kind, _ in self.chunks))
+
+    def forward_keys(self, tokens: int) -> list[Key]:
+        """What ``forward`` needs for a token bucket."""
+        return [Key("begin", tokens), *(Key("layers", tokens, kind) for kind in self.kinds), Key("end", tokens)]
 
     @property
     def num_executables(self) -> int:
@@ -99,8 +119,8 @@ class Programs:
     def formula(self) -> str:
         """How many executables there can be, in words."""
         tokens, rows, variants = len(self.token_buckets), len(self.row_buckets), len(Variant)
-        return (f"at most {len(self.all_keys())} executables: 2 programs x {tokens} token buckets {self.token_buckets} + "
-                f"{variants} samplers x {rows} row buckets {self.row_buckets} + 3")
+        return (f"at most {len(self.all_keys())} executables: {3 + len(self.kinds)} programs x {tokens} token buckets "
+                f"{self.token_buckets} + {variants} samplers x {rows} row buckets {self.row_buckets} + 3")
 
     def compile(self, key: Key) -> Any:
         """The executable of a key, compiled now if it is not there; threads may compile different ones at once."""
@@ -121,10 +141,20 @@ class Programs:
 
     # The programs, as the runner calls them.
 
-    def forward(self, params: Params, cache: KVPool, table: BlockTable, batch: StepBatch
+    def forward(self, outer: Params, layers: Sequence[Params], cache: KVPool, table: BlockTable, batch: StepBatch
                 ) -> tuple[KVPool, Array, Array]:
-        """Donates ``cache``. Returns it, the hidden rows to sample from ``[R, D]`` and all hidden rows ``[T, D]``."""
-        return self._run(Key("forward", batch.token_ids.shape[0]), params, cache, table, batch)
+        """Donates ``cache``. Returns it, the hidden rows to sample from ``[R, D]`` and all hidden rows ``[T, D]``.
+
+        outer, layers: the model's ``outer_params`` and each layer's parameters.
+        """
+        tokens = batch.token_ids.shape[0]
+        x, step = self._run(Key("begin", tokens), outer, table, batch)
+        written: KVPool = []
+        for kind, chunk in self.chunks:
+            x, part = self._run(Key("layers", tokens, kind), layers[chunk], x, step, cache[chunk])
+            written += part
+        rows, hidden = self._run(Key("end", tokens), outer, x, batch.sample_rows)
+        return written, rows, hidden
 
     def sample(self, variant: Variant, head: Params, state: SamplingState | None, hidden: Array, rows: SamplingRows
                ) -> tuple[SamplingState | None, SampleOutput]:
@@ -153,15 +183,18 @@ class Programs:
 
     # What they compute: pure functions.
 
-    def _forward(self, params: Params, cache: KVPool, table: BlockTable, batch: StepBatch
-                 ) -> tuple[KVPool, Float[Array, "R D"], Float[Array, "T D"]]:
+    def _begin(self, outer: Params, table: BlockTable, batch: StepBatch) -> tuple[Float[Array, "T D"], StepContext]:
         size = self.config.block_size
         tokens = batch.token_ids.shape[0]
         where = positions_and_rows(batch.query_start, batch.lengths, tokens)
         slots = block_table.slots(table, 0, where.rows, where.positions, where.valid, size)
         attention = paged_attention_metadata(table.blocks[0], batch.query_start, batch.lengths, tokens, size)
-        hidden, cache = self.model.forward(params, batch.token_ids, where.positions, slots, attention, cache)
-        return cache, hidden[batch.sample_rows], hidden
+        return self.model.embed(outer, batch.token_ids), self.model.step_context(where.positions, slots, attention)
+
+    def _end(self, outer: Params, x: Float[Array, "T D"], sample_rows: Int[Array, " R"]
+             ) -> tuple[Float[Array, "R D"], Float[Array, "T D"]]:
+        hidden = self.model.finish(outer, x)
+        return hidden[sample_rows], hidden
 
     def _sample(self, variant: Variant, head: Params, state: SamplingState | None, hidden: Float[Array, "R D"],
                 rows: SamplingRows) -> tuple[SamplingState | None, SampleOutput]:
@@ -180,13 +213,17 @@ class Programs:
     # How they are compiled: every argument is known beforehand.
 
     def _lower(self, key: Key) -> Any:
-        programs: dict[str, tuple[Callable[..., Any], int | None]] = {
-            "forward": (self._forward, 1),
-            "sample": (functools.partial(self._sample, key.variant or Variant.GREEDY), 1),
-            "prompt_logprobs": (self._prompt_logprobs, None),
-            "update_table": (block_table.update, 0),
-            "copy_blocks": (pool.copy_blocks, 0),
-            "set_sampling_slot": (lambda state, slot, row: set_slot(state, slot, *row), 0),
+        graphs = key.kind if isinstance(key.kind, tuple) else ()
+        variant = key.kind if isinstance(key.kind, Variant) else Variant.GREEDY
+        programs: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
+            "begin": (self._begin, ()),
+            "layers": (functools.partial(self.model.run_layers, graphs), (1, 3)),
+            "end": (self._end, ()),
+            "sample": (functools.partial(self._sample, variant), (1,)),
+            "prompt_logprobs": (self._prompt_logprobs, ()),
+            "update_table": (block_table.update, (0,)),
+            "copy_blocks": (pool.copy_blocks, (0,)),
+            "set_sampling_slot": (lambda state, slot, row: set_slot(state, slot, *row), (0,)),
         }
         function, donated = programs[key.program]
         jitted = jax.jit(self._counted(key, function), donate_argnums=donated, keep_unused=True)
@@ -204,18 +241,24 @@ class Programs:
         config, rows = self.config, self.config.max_num_seqs
         width, vocab = self.model.config.hidden_size, self.model.config.vocab_size
         params = nest({path: jax.ShapeDtypeStruct(spec.shape, spec.dtype) for path, spec in self.model.specs.items()})
-        head = self.model.head_parameters(params)
+        outer, head = self.model.outer_params(params), self.model.head_params(params)
         cache = abstract_pool(self.spec, config.num_blocks, config.block_size)
         table = jax.eval_shape(lambda: block_table.empty(len(self.spec.groups), rows, config.blocks_per_sequence))
         state = jax.eval_shape(lambda: init_state(rows, vocab))
-        if key.program == "forward":
-            batch = StepBatch(_ints(key.bucket), _ints(rows + 1), _ints(rows), _ints(rows))
-            return params, cache, table, batch
+        batch = StepBatch(_ints(key.bucket), _ints(rows + 1), _ints(rows), _ints(rows))
+        if key.program == "begin":
+            return outer, table, batch
+        if key.program in ("layers", "end"):
+            x, step = jax.eval_shape(self._begin, outer, table, batch)
+            if key.program == "end":
+                return outer, x, batch.sample_rows
+            chunk = next(chunk for kind, chunk in self.chunks if kind == key.kind)
+            return [params["layers"][layer] for layer in range(chunk.start, chunk.stop)], x, step, cache[chunk]
         if key.program == "sample":
             hidden = jax.ShapeDtypeStruct((rows, width), self.model.dtype)
             empty = np.zeros(0, np.int32)
             sampling_rows = RowTable(rows).rows(empty, empty, key.bucket)
-            return head, state if key.variant == Variant.FULL else None, hidden, sampling_rows
+            return head, state if key.kind == Variant.FULL else None, hidden, sampling_rows
         if key.program == "prompt_logprobs":
             hidden = jax.ShapeDtypeStruct((key.bucket, width), self.model.dtype)
             return head, hidden, _ints(), _ints(prompt_logprob_rows(key.bucket))
@@ -225,6 +268,14 @@ class Programs:
             return cache, _ints(BLOCK_COPIES, 2)
         vocabulary = [jax.ShapeDtypeStruct((vocab,), dtype) for dtype in (np.int32, np.uint8, np.float32)]
         return state, _ints(), tuple(vocabulary)
+
+
+def layer_chunks(model: Model, layers_per_program: int) -> list[tuple[LayerKind, slice]]:
+    """Cut the layers into runs, as long as possible up to ``layers_per_program`` while dividing them evenly."""
+    layers = len(model.layer_graphs)
+    length = max(size for size in range(1, min(layers_per_program, layers) + 1) if layers % size == 0)
+    chunks = [slice(first, first + length) for first in range(0, layers, length)]
+    return [(model.layer_graphs[chunk], chunk) for chunk in chunks]
 
 
 def _ints(*shape: int) -> Any:

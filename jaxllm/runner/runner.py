@@ -63,8 +63,9 @@ class Runner:
     def __init__(self, programs: Programs, params: Params) -> None:
         self.programs = programs
         self.model, self.spec, self.config = programs.model, programs.spec, programs.config
-        self.params = params
-        self.head = self.model.head_parameters(params)
+        self.outer = self.model.outer_params(params)
+        self.head = self.model.head_params(params)
+        self.layers = [params["layers"][layer] for layer in range(self.model.config.num_layers)]
         self._rows = RowTable(self.config.max_num_seqs)
         self.reset()
 
@@ -97,7 +98,7 @@ class Runner:
         for changes in _chunks(plan.table_updates, TABLE_CHANGES, -1):
             self.table = self.programs.update_table(self.table, changes)
         batch = build_batch(plan, bucket_for(self.programs.token_buckets, plan.num_tokens), self.config.max_num_seqs)
-        self.cache, rows, hidden = self.programs.forward(self.params, self.cache, self.table, batch)
+        self.cache, rows, hidden = self.programs.forward(self.outer, self.layers, self.cache, self.table, batch)
         prompt_logprobs = list(self._prompt_logprobs(plan, batch.query_start, hidden))
         return StepResult(self._sample(plan, rows), prompt_logprobs)
 

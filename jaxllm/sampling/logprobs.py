@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxllm.outputs import Logprob
 from jaxllm.sampling.reductions import count, isolated_exp, ordered_sum, top_k
+from jaxllm.sampling.tiles import map_row_tiles
 
 
 class TokenLogprobs(NamedTuple):
@@ -32,16 +34,19 @@ def token_logprobs(logits: Float[Array, "C V"], targets: Int[Array, " C"], k: in
     which no token could be chosen) gives NaN.
     """
     with jax.named_scope("token_logprobs"):
-        best = jnp.max(logits, axis=-1)
-        log_total = lax.optimization_barrier(
-            jnp.log(lax.optimization_barrier(ordered_sum(isolated_exp(logits - best[:, None]))))
-        )
-        target_logits = jnp.take_along_axis(logits, jnp.maximum(targets, 0)[:, None], axis=1)[:, 0]
-        logprob = (target_logits - best) - log_total
-        rank = 1 + count(logits > target_logits[:, None])
-        top_logits, top_ids = top_k(logits, min(k, logits.shape[1]))
-        top_logprobs = (top_logits - best[:, None]) - log_total[:, None]
-        return TokenLogprobs(jnp.where(targets < 0, jnp.nan, logprob), rank, top_ids, top_logprobs)
+        return map_row_tiles(functools.partial(_token_logprobs, k=min(k, logits.shape[1])), logits, targets)
+
+
+def _token_logprobs(logits: Float[Array, "C V"], targets: Int[Array, " C"], *, k: int) -> TokenLogprobs:
+    best = jnp.max(logits, axis=-1)
+    total = ordered_sum(isolated_exp(logits - best[:, None]))
+    log_total = lax.optimization_barrier(jnp.log(lax.optimization_barrier(total)))
+    target_logits = jnp.take_along_axis(logits, jnp.maximum(targets, 0)[:, None], axis=1)[:, 0]
+    logprob = (target_logits - best) - log_total
+    rank = 1 + count(logits > target_logits[:, None])
+    top_logits, top_ids = top_k(logits, k)
+    top_logprobs = (top_logits - best[:, None]) - log_total[:, None]
+    return TokenLogprobs(jnp.where(targets < 0, jnp.nan, logprob), rank, top_ids, top_logprobs)
 
 
 def mask_padded_vocab(logits: Float[Array, "B V"], num_valid: int) -> Float[Array, "B V"]:

@@ -8,6 +8,7 @@ the draw.
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,7 @@ from jaxllm.sampling.penalties import apply_state
 from jaxllm.sampling.reductions import argmax, holds_nan_or_inf
 from jaxllm.sampling.rows import SamplingRows
 from jaxllm.sampling.state import SamplingState, count_tokens
+from jaxllm.sampling.tiles import map_row_tiles
 from jaxllm.sampling.variant import Variant
 
 NO_TOKEN = -1
@@ -35,7 +37,7 @@ MAX_LOGPROBS = 20
 class SampleOutput:
     """A step's tokens, ``NO_TOKEN`` where a row has none. The rest is ``None`` but in the FULL variant.
 
-    logprob, rank, top_ids, top_logprobs: as in ``token_logprobs``; zeros when no row wants them.
+    logprob, rank, top_ids, top_logprobs: as in ``token_logprobs``; zeros in rows that did not ask, unless a neighbour did.
     """
 
     token_ids: Int[Array, " B"]
@@ -59,11 +61,23 @@ def sample(
     variant, max_logprobs: static.
     A row's results depend on its own logits, parameters and state alone, bit for bit.
     """
-    if variant != Variant.FULL:
-        scores = logits if variant == Variant.GREEDY else _scores(logits, rows)
-        return state, SampleOutput(_checked(logits, *argmax(scores)))
+    if variant == Variant.GREEDY:
+        return state, SampleOutput(_checked(logits, *argmax(logits)))
+    if variant == Variant.SAMPLED:
+        return state, SampleOutput(map_row_tiles(_draw, logits, rows))
     if state is None:
         raise ValueError("state=None is not allowed: the FULL variant needs a SamplingState")
+    output = map_row_tiles(functools.partial(_draw_full, state=state, max_logprobs=max_logprobs), logits, rows)
+    return count_tokens(state, rows.slot, output.token_ids), output
+
+
+def _draw(logits: Float[Array, "B V"], rows: SamplingRows) -> Int[Array, " B"]:
+    return _checked(logits, *argmax(_scores(logits, rows)))
+
+
+def _draw_full(
+    logits: Float[Array, "B V"], rows: SamplingRows, *, state: SamplingState, max_logprobs: int
+) -> SampleOutput:
     adjusted = lax.cond(jnp.any(rows.uses_state), lambda: apply_state(logits, rows, state), lambda: logits)
     scores = _scores(adjusted, rows)
     drawn = lax.cond(
@@ -75,7 +89,7 @@ def sample(
         lambda: token_logprobs(logits, token_ids, max_logprobs),
         lambda: _no_logprobs(logits, max_logprobs),
     )
-    return count_tokens(state, rows.slot, token_ids), SampleOutput(token_ids, *reported)
+    return SampleOutput(token_ids, *reported)
 
 
 def _scores(logits: Float[Array, "B V"], rows: SamplingRows) -> Float[Array, "B V"]:
