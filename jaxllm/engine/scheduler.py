@@ -177,7 +177,7 @@ class Scheduler:
         request = self._requests.get(request_id)
         if request is None:
             return False
-        # Sample 0 last: until then the others are not queued for their own sake.
+        # Sample 0 last, or else its end would first queue the others.
         for sequence in reversed(request.sequences):
             self.finish(sequence, reason)
         return True

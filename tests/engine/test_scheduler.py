@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_engine import EOS, FakeEngine, Sizes
+from engine.fake_engine import EOS, FakeEngine, Sizes
 
 from jaxllm.engine.block_manager import BlockManager
 from jaxllm.engine.integrity import IntegrityError
@@ -171,9 +171,10 @@ def test_a_higher_priority_that_waits_preempts_nobody() -> None:
 
 def test_a_prompt_is_admitted_only_with_room_for_all_of_it_and_growth_of_the_running() -> None:
     engine = FakeEngine(Sizes(num_blocks=12, max_num_seqs=4, max_num_batched_tokens=4))
-    engine.request(prompt(4), ignore_eos=True)  # 1 block, 1 in reserve: 9 of 11 are left
+    engine.request(prompt(4), ignore_eos=True)
     engine.step()
-    engine.request(prompt(37, 1), max_tokens=1)  # 10 blocks
+    # From now on it holds 2 blocks of 11, and 1 is kept for it: 8 are left.
+    engine.request(prompt(33, 1), max_tokens=1)  # 9 blocks
     assert admitted(engine) == []
     engine.scheduler.abort("1")
     engine.request(prompt(32, 1), max_tokens=1)  # 8 blocks
@@ -196,6 +197,19 @@ def test_samples_are_forked_in_the_step_that_completes_the_prompt_and_sample_fro
     engine.finish_all()
     outputs = {tuple(sequence.output_token_ids.tolist()) for sequence in engine.requests[0].sequences}
     assert len(outputs) == 3
+
+
+def test_no_more_samples_are_forked_than_have_a_block_each_to_grow_into() -> None:
+    engine = FakeEngine(Sizes(num_blocks=11, max_num_seqs=8, max_num_batched_tokens=64))
+    engine.request(prompt(18), n=7, ignore_eos=True, max_tokens=2)
+    plan = engine.step()
+    assert plan is not None
+    # Of 10 blocks the prompt takes 5: one for each of 5 samples is left.
+    assert names(plan.admitted) == [f"0.{index}" for index in range(5)]
+    plan = engine.step()
+    assert plan is not None
+    assert not plan.preempted
+    engine.finish_all()
 
 
 def test_samples_that_find_no_slot_wait_and_then_find_the_prompt_in_the_cache() -> None:

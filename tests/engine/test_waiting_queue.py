@@ -20,10 +20,10 @@ def _finish(queue: WaitingQueue, sequence: Sequence) -> None:
 
 def test_sequences_come_out_in_order_without_those_that_finished() -> None:
     rng = random.Random(0)
-    queue, sequences = WaitingQueue(), [_sequence(rank, arrival) for rank in (2, 0, 1) for arrival in range(20)]
+    queue, sequences = WaitingQueue(), [_sequence(rank, arrival) for rank in (2, 0, 1) for arrival in range(200)]
     for sequence in rng.sample(sequences, len(sequences)):
         queue.push(sequence)
-    gone = rng.sample(sequences, 45)
+    gone = rng.sample(sequences, 400)
     for sequence in gone:
         _finish(queue, sequence)
     left = sorted((s for s in sequences if s not in gone), key=lambda sequence: sequence.order)
