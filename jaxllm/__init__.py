@@ -21,12 +21,13 @@ from jaxllm.outputs import CompletionOutput, Logprob, OutputError, RequestMetric
 from jaxllm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from jaxllm.engine.core import Engine, EngineStats
+    from jaxllm.engine.core import Engine
+    from jaxllm.engine.stats import EngineStats
     from jaxllm.llm import LLM
 
 __version__ = "0.1.0"
 
-_LAZY = {"LLM": "jaxllm.llm", "Engine": "jaxllm.engine.core", "EngineStats": "jaxllm.engine.core"}
+_LAZY = {"LLM": "jaxllm.llm", "Engine": "jaxllm.engine.core", "EngineStats": "jaxllm.engine.stats"}
 
 __all__ = [
     "LLM",

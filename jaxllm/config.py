@@ -24,7 +24,8 @@ class EngineConfig:
 
     max_num_seqs: samples that run at once. max_num_batched_tokens: tokens computed per step. max_model_len: the most
     tokens of a prompt and its output. block_size: slots per block. num_blocks: physical blocks, the null block
-    included. vocab_size: ids that can be sampled (the tokenizer's; the model's may be padded beyond).
+    included. vocab_size: ids that exist (the tokenizer's; the model's may be padded beyond). unused_token_ids: those
+    among them that stand for nothing and are never sampled.
     """
 
     max_num_seqs: int
@@ -36,6 +37,7 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     scheduling_policy: Policy = "fcfs"
     max_logprobs: int = 20
+    unused_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         check_int("max_num_seqs", self.max_num_seqs, 1)

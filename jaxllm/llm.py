@@ -12,7 +12,9 @@ from typing import Any
 from jaxllm.config import Policy
 from jaxllm.engine.build import EngineSizes, build_engine
 from jaxllm.engine.collector import Collector
-from jaxllm.engine.core import Engine, EngineStats, Inbox, Prompt
+from jaxllm.engine.core import Engine, Inbox
+from jaxllm.engine.prompts import Prompt
+from jaxllm.engine.stats import EngineStats
 from jaxllm.errors import ParameterError
 from jaxllm.interrupt import InterruptFlag
 from jaxllm.loading import end_token_ids, likely_programs, load_weights, open_model, sampling_defaults
@@ -195,7 +197,7 @@ class LLM:
         options: those of ``Tokenizer.apply_chat_template``.
         """
         text = self.tokenizer.apply_chat_template(messages, tokenize=False, **options)
-        return {"prompt": text, "prompt_token_ids": self.tokenizer.apply_chat_template(messages, **options)}
+        return {"prompt": text, "prompt_token_ids": self.tokenizer.encode_chat(text)}
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""

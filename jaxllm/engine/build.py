@@ -42,11 +42,12 @@ class EngineSizes:
     max_logprobs: int = 20
 
 
-def choose_config(model: Model, sizes: EngineSizes, vocab_size: int | None = None) -> tuple[EngineConfig, KVSpec]:
+def choose_config(model: Model, sizes: EngineSizes, tokenizer: Tokenizer | None = None) -> tuple[EngineConfig, KVSpec]:
     """Fix every size of an engine for this machine; raises before anything is allocated.
 
-    vocab_size: ids that may be sampled; ``None`` means all that the model has.
+    tokenizer: knows which ids may be sampled; without one, all that the model has.
     """
+    vocab_size = model.config.vocab_size
     platform = jax.default_backend()
     on_host = platform == "cpu"
     defaults = CPU_DEFAULTS if on_host else ACCELERATOR_DEFAULTS
@@ -74,7 +75,9 @@ def choose_config(model: Model, sizes: EngineSizes, vocab_size: int | None = Non
         **chosen,
         max_model_len=max_model_len,
         num_blocks=num_blocks,
-        vocab_size=min(vocab_size or model.config.vocab_size, model.config.vocab_size),
+        vocab_size=vocab_size if tokenizer is None else min(tokenizer.vocab_size, vocab_size),
+        unused_token_ids=() if tokenizer is None else tuple(
+            sorted(token for token in tokenizer.unused_token_ids if token < vocab_size)),
         enable_prefix_caching=sizes.enable_prefix_caching,
         scheduling_policy=sizes.scheduling_policy,
         max_logprobs=sizes.max_logprobs,
@@ -102,7 +105,7 @@ def build_engine(
     load: gives the parameters; called while the programs of ``compile_first`` compile in other threads.
     """
     use_persistent_cache()
-    config, spec = choose_config(model, sizes, None if tokenizer is None else tokenizer.vocab_size)
+    config, spec = choose_config(model, sizes, tokenizer)
     programs = Programs(model, spec, config, layers_per_program())
     with ThreadPoolExecutor(2, "compile") as pool:
         compiling = [pool.submit(programs.compile, key) for key in compile_first(programs)]

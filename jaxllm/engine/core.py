@@ -4,32 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import dataclasses
 import itertools
 import threading
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import AsyncIterator, Iterable
 from typing import Any, Protocol
-
-import numpy as np
 
 from jaxllm.config import EngineConfig
 from jaxllm.engine.block_manager import BlockManager
 from jaxllm.engine.collector import Collector
 from jaxllm.engine.plan import StepPlan
+from jaxllm.engine.prompts import Prompt, encode_prompt
 from jaxllm.engine.request import Request, Sequence
 from jaxllm.engine.scheduler import Scheduler, SchedulerConfig
+from jaxllm.engine.stats import EngineStats, EngineTotals
 from jaxllm.engine.stopping import check_stop
 from jaxllm.errors import EngineError, ParameterError
 from jaxllm.outputs import OutputError, RequestOutput
 from jaxllm.sampling import NO_TOKEN, validate_token_ids
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.tokenization import Tokenizer
-
-Prompt = str | Seq[int] | np.ndarray | Mapping[str, Any]
-"""Text, token ids, ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``."""
-
 
 Inbox = collections.deque[Collector]
 """Where a caller finds the collectors of its requests that progressed."""
@@ -50,29 +44,6 @@ class StepRunner(Protocol):
     @property
     def intact(self) -> bool:
         """Whether the device state is still whole after a failed step."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class EngineStats:
-    """The engine at this moment, and its totals since it was made.
-
-    kv_blocks_total excludes the null block. kv_waste: share of the allocated slots that hold no token.
-    prefix_hit_rate: share of the prompt tokens looked up in the prefix cache that were found.
-    """
-
-    num_running: int
-    num_waiting: int
-    num_steps: int
-    num_prompt_tokens: int
-    num_generated_tokens: int
-    num_preemptions: int
-    kv_blocks_total: int
-    kv_blocks_used: int
-    kv_blocks_cached: int
-    kv_slots_allocated: int
-    kv_slots_filled: int
-    kv_waste: float
-    prefix_hit_rate: float
 
 
 class Engine:
@@ -100,7 +71,7 @@ class Engine:
         self._collectors: dict[str, Collector] = {}
         self._numbers = itertools.count()
         self._lock = threading.RLock()
-        self._num_steps = self._num_prompt_tokens = self._num_generated_tokens = self._num_preemptions = 0
+        self._totals = EngineTotals()
 
     def add_request(self, prompt: Prompt, params: SamplingParams | None = None, *, request_id: str | None = None,
                     inbox: Inbox | None = None) -> str:
@@ -112,7 +83,7 @@ class Engine:
         params = SamplingParams() if params is None else params
         if not isinstance(params, SamplingParams):
             raise ParameterError("sampling_params", params, "a SamplingParams")
-        text, token_ids = self._encode(prompt)
+        text, token_ids = encode_prompt(prompt, self.tokenizer)
         validate_token_ids(params, self.config.vocab_size, max_logprobs=self.config.max_logprobs)
         if params.stop_strings and self.tokenizer is None:
             raise ParameterError("stop", params.stop, "stop strings need a tokenizer, which this engine does not have")
@@ -130,7 +101,7 @@ class Engine:
             )
             self.scheduler.add(request)
             self._collectors[request.request_id] = Collector(request, self.tokenizer, inbox)
-            self._num_prompt_tokens += len(request.prompt_token_ids)
+            self._totals.num_prompt_tokens += len(request.prompt_token_ids)
         return request.request_id
 
     def has_unfinished(self) -> bool:
@@ -213,52 +184,16 @@ class Engine:
     def stats(self) -> EngineStats:
         """A snapshot of the engine's load and totals."""
         with self._lock:
-            blocks = self.scheduler.blocks.stats()
-            return EngineStats(
-                num_running=self.scheduler.num_running,
-                num_waiting=self.scheduler.num_waiting,
-                num_steps=self._num_steps,
-                num_prompt_tokens=self._num_prompt_tokens,
-                num_generated_tokens=self._num_generated_tokens,
-                num_preemptions=self._num_preemptions,
-                kv_blocks_total=blocks.total_blocks,
-                kv_blocks_used=blocks.used_blocks,
-                kv_blocks_cached=blocks.cached_blocks,
-                kv_slots_allocated=blocks.slots_allocated,
-                kv_slots_filled=blocks.slots_filled,
-                kv_waste=blocks.kv_waste,
-                prefix_hit_rate=blocks.hit_rate,
-            )
+            return EngineStats.of(self.scheduler, self._totals)
 
     def check_integrity(self) -> None:
         """Raise ``IntegrityError`` unless the invariants of scheduler and blocks hold."""
         self.scheduler.check_integrity()
 
-    def _encode(self, prompt: Any) -> tuple[str | None, Seq[int] | np.ndarray]:
-        allowed = 'a string, a list of token ids, {"prompt": text} or {"prompt_token_ids": ids}'
-        text: str | None = None
-        if isinstance(prompt, Mapping):
-            known = set(prompt) & {"prompt", "prompt_token_ids"}
-            if not known or set(prompt) - known:
-                raise ParameterError("prompt", dict(prompt), allowed)
-            if "prompt_token_ids" in prompt:
-                text, prompt = prompt.get("prompt"), prompt["prompt_token_ids"]
-                if isinstance(prompt, str):
-                    raise ParameterError("prompt_token_ids", prompt, "a list of token ids")
-            else:
-                prompt = prompt["prompt"]
-        if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise ParameterError("prompt", prompt, "token ids: this engine has no tokenizer")
-            return str(prompt), self.tokenizer.encode(prompt)
-        if isinstance(prompt, bytes) or not isinstance(prompt, Seq | np.ndarray):
-            raise ParameterError("prompt", prompt, allowed)
-        return text, prompt
-
     def _note_scheduled(self, plan: StepPlan) -> None:
         now = time.perf_counter()
-        self._num_steps += 1
-        self._num_preemptions += len(plan.preempted)
+        self._totals.num_steps += 1
+        self._totals.num_preemptions += len(plan.preempted)
         for sequence in plan.admitted:
             metrics = sequence.request.metrics
             if metrics.first_scheduled_time is None:
@@ -272,7 +207,7 @@ class Engine:
                 part.first, part.count, part.values, part.offset)
         # A row without a token is failed below; what is appended to it does not matter.
         self.scheduler.update(plan, [max(token, 0) for token in token_ids])
-        self._num_generated_tokens += len(token_ids)
+        self._totals.num_generated_tokens += len(token_ids)
         now = time.perf_counter()
         progressed: dict[str, Collector] = {}
         for row, (sampler, token) in enumerate(zip(plan.samplers, token_ids, strict=True)):

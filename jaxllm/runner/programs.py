@@ -208,7 +208,12 @@ class Programs:
         return token_logprobs(self._logits(head, rows), targets, self.config.max_logprobs)
 
     def _logits(self, head: Params, rows: Float[Array, "B D"]) -> Float[Array, "B V"]:
-        return mask_padded_vocab(self.model.logits(head, rows), self.config.vocab_size)
+        logits = mask_padded_vocab(self.model.logits(head, rows), self.config.vocab_size)
+        if not self.config.unused_token_ids:
+            return logits
+        unused = np.zeros(logits.shape[-1], bool)
+        unused[list(self.config.unused_token_ids)] = True
+        return jnp.where(unused, -jnp.inf, logits)
 
     # How they are compiled: every argument is known beforehand.
 

@@ -37,7 +37,7 @@ MAX_LOGPROBS = 20
 class SampleOutput:
     """A step's tokens, ``NO_TOKEN`` where a row has none. The rest is ``None`` but in the FULL variant.
 
-    logprob, rank, top_ids, top_logprobs: as in ``token_logprobs``; zeros in rows that did not ask, unless a neighbour did.
+    logprob, rank, top_ids, top_logprobs: as in ``token_logprobs``; zeros in rows that did not ask.
     """
 
     token_ids: Int[Array, " B"]
@@ -84,12 +84,19 @@ def _draw_full(
         jnp.any(rows.uses_filter), lambda: draw_filtered(adjusted, scores, rows), lambda: argmax(scores)
     )
     token_ids = _checked(logits, *drawn)
+    nothing = _no_logprobs(logits, max_logprobs)
     reported = lax.cond(
-        jnp.any(rows.wants_logprobs),
-        lambda: token_logprobs(logits, token_ids, max_logprobs),
-        lambda: _no_logprobs(logits, max_logprobs),
+        jnp.any(rows.wants_logprobs), lambda: token_logprobs(logits, token_ids, max_logprobs), lambda: nothing
     )
-    return SampleOutput(token_ids, *reported)
+    logprob, rank, top_ids, top_logprobs = reported
+    wanted = rows.wants_logprobs
+    return SampleOutput(
+        token_ids,
+        jnp.where(wanted, logprob, 0),
+        jnp.where(wanted, rank, 0),
+        jnp.where(wanted[:, None], top_ids, 0),
+        jnp.where(wanted[:, None], top_logprobs, 0),
+    )
 
 
 def _scores(logits: Float[Array, "B V"], rows: SamplingRows) -> Float[Array, "B V"]:

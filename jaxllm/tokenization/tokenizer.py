@@ -196,8 +196,10 @@ class Tokenizer:
             chat_template=chat_template,
             variables=chat_template_kwargs,
         )
-        if not tokenize:
-            return text
+        return self.encode_chat(text) if tokenize else text
+
+    def encode_chat(self, text: str) -> list[int]:
+        """The token ids of a text that a chat template wrote: exactly one BOS where the model uses one."""
         ids = self.encode(text, add_special_tokens=False)
         if self._adds_bos and self.bos_token_id is not None and ids[:1] != [self.bos_token_id]:
             ids.insert(0, self.bos_token_id)

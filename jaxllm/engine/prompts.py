@@ -1,0 +1,37 @@
+"""What a prompt can be, and its token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxllm.errors import ParameterError
+from jaxllm.tokenization import Tokenizer
+
+Prompt = str | Sequence[int] | np.ndarray | Mapping[str, Any]
+"""Text, token ids, ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``."""
+
+
+def encode_prompt(prompt: Any, tokenizer: Tokenizer | None) -> tuple[str | None, Sequence[int] | np.ndarray]:
+    """A prompt's text, where it has one, and its token ids; ``ParameterError`` for anything else."""
+    allowed = 'a string, a list of token ids, {"prompt": text} or {"prompt_token_ids": ids}'
+    text: str | None = None
+    if isinstance(prompt, Mapping):
+        known = set(prompt) & {"prompt", "prompt_token_ids"}
+        if not known or set(prompt) - known:
+            raise ParameterError("prompt", dict(prompt), allowed)
+        if "prompt_token_ids" in prompt:
+            text, prompt = prompt.get("prompt"), prompt["prompt_token_ids"]
+            if isinstance(prompt, str):
+                raise ParameterError("prompt_token_ids", prompt, "a list of token ids")
+        else:
+            prompt = prompt["prompt"]
+    if isinstance(prompt, str):
+        if tokenizer is None:
+            raise ParameterError("prompt", prompt, "token ids: this engine has no tokenizer")
+        return str(prompt), tokenizer.encode(prompt)
+    if isinstance(prompt, bytes) or not isinstance(prompt, Sequence | np.ndarray):
+        raise ParameterError("prompt", prompt, allowed)
+    return text, prompt

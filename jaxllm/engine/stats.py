@@ -1,0 +1,57 @@
+"""Figures about an engine: its load at a moment, and its totals."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from jaxllm.engine.scheduler import Scheduler
+
+
+@dataclasses.dataclass(slots=True)
+class EngineTotals:
+    """What an engine has done since it was made."""
+
+    num_steps: int = 0
+    num_prompt_tokens: int = 0
+    num_generated_tokens: int = 0
+    num_preemptions: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EngineStats:
+    """The engine at this moment, and its totals since it was made.
+
+    kv_blocks_total excludes the null block. kv_waste: share of the allocated slots that hold no token.
+    prefix_hit_rate: share of the prompt tokens looked up in the prefix cache that were found.
+    """
+
+    num_running: int
+    num_waiting: int
+    num_steps: int
+    num_prompt_tokens: int
+    num_generated_tokens: int
+    num_preemptions: int
+    kv_blocks_total: int
+    kv_blocks_used: int
+    kv_blocks_cached: int
+    kv_slots_allocated: int
+    kv_slots_filled: int
+    kv_waste: float
+    prefix_hit_rate: float
+
+    @classmethod
+    def of(cls, scheduler: Scheduler, totals: EngineTotals) -> EngineStats:
+        """A snapshot."""
+        blocks = scheduler.blocks.stats()
+        return cls(
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            **dataclasses.asdict(totals),
+            kv_blocks_total=blocks.total_blocks,
+            kv_blocks_used=blocks.used_blocks,
+            kv_blocks_cached=blocks.cached_blocks,
+            kv_slots_allocated=blocks.slots_allocated,
+            kv_slots_filled=blocks.slots_filled,
+            kv_waste=blocks.kv_waste,
+            prefix_hit_rate=blocks.hit_rate,
+        )

@@ -1,0 +1,25 @@
+"""What all tests share: a compilation cache for the run, thrown away with it, and no way to the network."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+_CACHE = "JAX_COMPILATION_CACHE_DIR"
+
+
+def pytest_configure(config):
+    # The process that starts the run makes the folder; xdist's workers inherit the variable.
+    if _CACHE not in os.environ:
+        config.stash_folder = tempfile.TemporaryDirectory(prefix="jaxllm-tests-")
+        os.environ[_CACHE] = config.stash_folder.name
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+def pytest_unconfigure(config):
+    folder = getattr(config, "stash_folder", None)
+    if folder is not None:
+        folder.cleanup()
