@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conformance.test_reproducibility import mixed_requests
+from mixes import mixed_requests
 from support import run, tiny_engine
 
 

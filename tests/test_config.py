@@ -1,0 +1,85 @@
+"""How an engine's sizes are chosen, and what is said when they cannot be."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+
+import jax.numpy as jnp
+import pytest
+from support import TINY
+
+from jaxllm.config import CPU_POOL_FLOOR, EngineConfig, plan_memory
+from jaxllm.errors import CapacityError, ParameterError
+from jaxllm.kv_cache import kv_spec
+from jaxllm.models.config import DecoderConfig
+
+MODEL = DecoderConfig(**TINY)
+SPEC = kv_spec(MODEL, jnp.float32)
+BLOCK = SPEC.block_bytes(16)
+GOOD = {"max_num_seqs": 4, "max_num_batched_tokens": 16, "max_model_len": 64, "block_size": 16, "num_blocks": 9,
+        "vocab_size": 100}
+
+
+def _plan(**changes):
+    return plan_memory(**{
+        "model": MODEL, "spec": SPEC, "block_size": 16, "max_num_seqs": 4, "max_model_len": None,
+        "kv_cache_bytes": None, "free_bytes": 1 << 34, "weight_bytes": 1 << 20, "on_host": True, **changes})
+
+
+def test_the_host_pool_is_what_full_requests_need():
+    assert _plan() == (512, 4 * 32 + 1)
+
+
+def test_the_host_pool_stays_within_a_quarter_of_the_free_memory():
+    _, blocks = _plan(free_bytes=4 * 40 * BLOCK)
+    assert blocks == 40
+
+
+def test_the_host_pool_is_capped_unless_the_weights_are_larger():
+    many = {"max_num_seqs": 1 << 20, "free_bytes": 1 << 40}
+    assert _plan(**many)[1] == CPU_POOL_FLOOR // BLOCK
+    assert _plan(**many, weight_bytes=2 * CPU_POOL_FLOOR)[1] == 2 * CPU_POOL_FLOOR // BLOCK
+
+
+def test_an_accelerator_gives_what_is_free():
+    assert _plan(on_host=False, free_bytes=50 * BLOCK)[1] == 50
+
+
+def test_a_length_that_was_not_asked_for_shrinks_with_a_warning(caplog):
+    with caplog.at_level(logging.WARNING, "jaxllm"):
+        assert _plan(kv_cache_bytes=11 * BLOCK) == (160, 11)
+    assert "160" in caplog.text
+
+
+@pytest.mark.parametrize(("changes", "knob"), [
+    ({"kv_cache_bytes": 11 * BLOCK}, "kv_cache_bytes"),
+    ({"free_bytes": 44 * BLOCK}, "kv_cache_bytes"),
+    ({"free_bytes": 11 * BLOCK, "on_host": False}, "gpu_memory_utilization"),
+])
+def test_a_length_that_does_not_fit_names_the_largest_that_does_and_what_to_change(changes, knob):
+    with pytest.raises(CapacityError, match=rf"largest max_model_len that fits is 160.*{knob}"):
+        _plan(max_model_len=161, **changes)
+    assert _plan(max_model_len=160, **changes)[0] == 160
+
+
+@pytest.mark.parametrize("length", [1, 513, 0, -5, 2.0, True, "64"])
+def test_a_length_outside_the_models_is_refused(length):
+    with pytest.raises(ParameterError, match="max_model_len"):
+        _plan(max_model_len=length)
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("max_num_seqs", 0), ("max_num_batched_tokens", 15), ("max_model_len", 1), ("block_size", 0), ("max_logprobs", -1),
+    ("scheduling_policy", "lifo"), ("enable_prefix_caching", 1), ("max_num_seqs", 2.5), ("block_size", True),
+])
+def test_engine_config_names_what_is_wrong(name, value):
+    with pytest.raises(ParameterError) as caught:
+        EngineConfig(**{**GOOD, name: value})
+    assert caught.value.parameter == name
+
+
+def test_capacity_leaves_out_the_null_block():
+    config = EngineConfig(**GOOD)
+    assert config.token_capacity == 128
+    assert dataclasses.replace(config, max_model_len=65).blocks_per_sequence == 5

@@ -1,0 +1,234 @@
+"""``LLM`` as a user meets it, on a tiny random model in a Hugging Face folder."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import signal
+
+import jax
+import pytest
+from support import bits
+from tiny_folder import write_tiny_folder
+
+from jaxllm import LLM, CheckpointError, ModelNotFoundError, ParameterError, SamplingParams, UnsupportedModelError
+from jaxllm.outputs import RequestOutput
+
+SIZES = {"dtype": "float32", "max_num_seqs": 8, "max_num_batched_tokens": 32, "max_model_len": 96, "block_size": 8}
+SHORT = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+TALK = [{"role": "user", "content": "Hi"}]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_tiny_folder(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def llm(folder):
+    return LLM(folder, **SIZES)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_leaks(llm):
+    yield
+    llm.engine.check_integrity()
+    assert not llm.engine.has_unfinished()
+    assert llm.stats().kv_blocks_used == 0
+
+
+def test_outputs_come_in_the_order_of_the_prompts(llm):
+    texts = [chr(65 + number) * (number + 1) for number in range(20)]
+    wanted = [SHORT.replace(max_tokens=1 + (7 * number) % 11) for number in range(20)]
+    outputs = llm.generate(texts, wanted)
+    assert [output.prompt for output in outputs] == texts
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [each.max_tokens for each in wanted]
+
+
+@pytest.mark.parametrize("prompt", [
+    "abc", [65, 66], {"prompt": "abc"}, {"prompt_token_ids": [65, 66]}, {"prompt": "shown", "prompt_token_ids": [3]}])
+def test_a_single_prompt_of_any_form_gives_one_output(llm, prompt):
+    (output,) = llm.generate(prompt, SHORT)
+    assert output.error is None
+    assert len(output.outputs[0].token_ids) == 8
+
+
+def test_text_is_the_tokenizers_decode_of_the_ids(llm):
+    for output in llm.generate(["a", "bb", "é"], SamplingParams(max_tokens=40, seed=1, ignore_eos=True)):
+        assert output.outputs[0].text == llm.get_tokenizer().decode(output.outputs[0].token_ids)
+
+
+def test_bad_prompts_carry_their_errors_and_the_others_finish(llm):
+    prompts = ["good", "", "x" * 95, "x" * 96, "x" * 97, [5, 264], [-1], 7.5, "good"]
+    outputs = llm.generate(prompts, SHORT)
+    assert len(outputs) == len(prompts)
+    failed = [index for index, output in enumerate(outputs) if output.error]
+    assert failed == [1, 3, 4, 5, 6, 7]
+    assert "96" in outputs[3].error.message
+    assert "max_model_len" in outputs[3].error.message
+    assert outputs[5].error.parameter == "prompt_token_ids"
+    assert outputs[2].outputs[0].finish_reason == "length"
+    assert len(outputs[2].outputs[0].token_ids) == 1
+    assert bits(outputs[0]) == bits(outputs[8])
+
+
+def test_raise_on_error_raises_and_leaves_nothing(llm):
+    with pytest.raises(ParameterError, match="at least one token"):
+        llm.generate(["good", ""], SHORT, raise_on_error=True)
+
+
+@pytest.mark.parametrize("prompts", [None, 5, b"abc"])
+def test_what_is_no_prompt_at_all_is_refused(llm, prompts):
+    with pytest.raises(ParameterError, match="prompts"):
+        llm.generate(prompts, SHORT)
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0}, [SHORT], [SHORT, None, SHORT], "greedy"])
+def test_sampling_params_must_be_one_for_all_or_one_each(llm, params):
+    with pytest.raises(ParameterError, match="sampling_params"):
+        llm.generate(["a", "b", "c"], params)
+
+
+def test_no_prompts_give_no_outputs(llm):
+    assert llm.generate([], SHORT) == []
+
+
+def test_stream_grows_and_ends_as_generate(llm):
+    outputs = list(llm.stream("abc", SHORT))
+    texts = [output.outputs[0].text for output in outputs]
+    assert [len(output.outputs[0].token_ids) for output in outputs] == list(range(1, 9))
+    assert all(later.startswith(earlier) for earlier, later in zip(texts, texts[1:], strict=False))
+    assert outputs[-1].finished
+    assert bits(outputs[-1]) == bits(llm.generate("abc", SHORT)[0])
+
+
+def test_leaving_a_stream_aborts_it(llm):
+    for _ in llm.stream(["abc", "def"], SHORT):
+        break
+    gc.collect()
+    assert not llm.engine.has_unfinished()
+
+
+def test_generate_inside_a_stream_leaves_both_whole(llm):
+    streamed = []
+    for output in llm.stream("abc", SHORT):
+        streamed.append(output)
+        if len(streamed) == 2:
+            inner = llm.generate("xyz", SHORT)
+    assert bits(streamed[-1]) == bits(llm.generate("abc", SHORT)[0])
+    assert bits(inner[0]) == bits(llm.generate("xyz", SHORT)[0])
+
+
+def test_chat_renders_the_template(llm):
+    (output,) = llm.chat(TALK, SHORT)
+    assert output.prompt == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    assert output.prompt_token_ids[0] == llm.tokenizer.backend.token_to_id("<|im_start|>")
+    assert len(llm.chat([TALK, TALK], SHORT)) == 2
+
+
+def test_a_bad_conversation_fails_alone(llm):
+    outputs = llm.chat([TALK, [{"content": "no role"}], TALK], SHORT)
+    assert [output.error is None for output in outputs] == [True, False, True]
+    with pytest.raises(ParameterError):
+        llm.chat([TALK, [{"content": "no role"}]], SHORT, raise_on_error=True)
+
+
+def test_n_samples_differ_when_sampled_and_agree_when_greedy(llm, caplog):
+    params = SamplingParams(n=4, temperature=1.0, seed=7, max_tokens=8, ignore_eos=True)
+    first, second = llm.generate("abc", params)[0], llm.generate("abc", params)[0]
+    assert len({tuple(sample.token_ids) for sample in first.outputs}) == 4
+    assert bits(first) == bits(second)
+    with caplog.at_level(logging.WARNING, "jaxllm"):
+        for _ in range(2):
+            samples = llm.generate("abc", SHORT.replace(n=3))[0].outputs
+    assert len({tuple(sample.token_ids) for sample in samples}) == 1
+    assert caplog.text.count("equal samples") == 1
+
+
+def test_a_reported_seed_repeats_the_sample(llm):
+    params = SamplingParams(temperature=1.0, max_tokens=12, ignore_eos=True)
+    sample = llm.generate("abc", params)[0].outputs[0]
+    again = llm.generate("abc", params.replace(seed=sample.seed))[0].outputs[0]
+    assert again.token_ids == sample.token_ids
+
+
+def test_prompt_logprobs_are_the_same_with_and_without_a_cached_prefix(llm):
+    llm.reset_prefix_cache()
+    text = "a prompt of several blocks of eight tokens"
+    params = SHORT.replace(prompt_logprobs=1)
+    cold = llm.generate(text, params)[0]
+    warm = llm.generate(text, SHORT)[0]
+    again = llm.generate(text, params)[0]
+    assert warm.num_cached_tokens > 0
+    assert bits(again) == bits(cold)
+    assert len(cold.prompt_logprobs) == len(cold.prompt_token_ids)
+    assert cold.prompt_logprobs[0] is None
+    assert all(token in line for token, line in zip(cold.prompt_token_ids[1:], cold.prompt_logprobs[1:], strict=True))
+
+
+def test_ctrl_c_returns_what_is_finished_and_the_engine_goes_on(llm, monkeypatch):
+    real, calls = llm.engine._runner.execute, []
+
+    def execute(plan):
+        calls.append(1)
+        if len(calls) == 4:
+            signal.raise_signal(signal.SIGINT)
+        return real(plan)
+
+    monkeypatch.setattr(llm.engine._runner, "execute", execute)
+    outputs = llm.generate(["a", "b"], [SHORT.replace(max_tokens=2), SHORT.replace(max_tokens=30)])
+    assert [output.outputs[0].finish_reason for output in outputs] == ["length", "abort"]
+    assert len(outputs[1].outputs[0].token_ids) >= 2
+    assert len(calls) <= 5
+    assert llm.generate("c", SHORT)[0].outputs[0].finish_reason == "length"
+
+
+def test_parameters_are_never_changed(llm):
+    params = SamplingParams(temperature=0.7, stop=["zz"], max_tokens=4, logit_bias={"5": 1})
+    before = repr(params)
+    llm.generate(["a", "b"], params)
+    assert repr(params) == before
+
+
+def test_the_bar_is_quiet_when_not_a_terminal(llm, capfd):
+    llm.generate(["a", "b"], SHORT, use_tqdm=True)
+    captured = capfd.readouterr()
+    assert captured.err == captured.out == ""
+
+
+def test_a_second_engine_after_the_first_is_gone_finds_the_memory_free(folder):
+    def live():
+        gc.collect()
+        return sum(array.nbytes for array in jax.live_arrays())
+
+    before = live()
+    for _ in range(2):
+        other = LLM(folder, **SIZES)
+        other.generate("abc", SHORT)
+        del other
+        assert live() <= before + 1024
+
+
+def test_models_that_cannot_be_served_are_refused_by_name(tmp_path):
+    with pytest.raises(ModelNotFoundError, match="no such file"):
+        LLM(tmp_path / "missing")
+    with pytest.raises(UnsupportedModelError, match=r"NoSuchForCausalLM.*LlamaForCausalLM"):
+        LLM(write_tiny_folder(tmp_path / "a", architectures=["NoSuchForCausalLM"]))
+    folder = write_tiny_folder(tmp_path / "b")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
+    with pytest.raises(CheckpointError, match=r"model\.layers\.2"):
+        LLM(folder)
+
+
+def test_generation_config_gives_the_defaults_and_further_ends(tmp_path):
+    folder = write_tiny_folder(tmp_path / "tiny")
+    (folder / "generation_config.json").write_text(json.dumps(
+        {"temperature": 0.3, "top_k": 5, "eos_token_id": [258, 65], "max_new_tokens": 9}))
+    llm = LLM(folder, **SIZES)
+    assert llm.get_default_sampling_params() == SamplingParams(temperature=0.3, top_k=5)
+    assert llm.engine.eos_token_ids == {258, 65}
+    output: RequestOutput = llm.generate("a", SamplingParams(
+        temperature=0.0, max_tokens=6, min_tokens=5, allowed_token_ids=[65, 258, 70]))[0]
+    assert output.outputs[0].token_ids[:5] == [70] * 5
