@@ -25,7 +25,7 @@ def _ids(x: Float[Array, "B V"]) -> Int[Array, "B V"]:
     return lax.broadcasted_iota(jnp.int32, x.shape, 1)
 
 
-def _before(x: Float[Array, "B V"], value: Float[Array, " B"], token: Int[Array, " B"]) -> Bool[Array, "B V"]:
+def preceding(x: Float[Array, "B V"], value: Float[Array, " B"], token: Int[Array, " B"]) -> Bool[Array, "B V"]:
     """Which tokens precede ``token``, whose logit is ``value``, in the order of preference."""
     value, token = value[:, None], token[:, None]
     return (x > value) | ((x == value) & (_ids(x) < token))
@@ -34,7 +34,8 @@ def _before(x: Float[Array, "B V"], value: Float[Array, " B"], token: Int[Array,
 def scale(logits: Float[Array, "B V"], rows: SamplingRows) -> Float[Array, "B V"]:
     """``(logits - max) / temperature``: with the largest at 0, no temperature overflows. Greedy rows as at 1."""
     temperature = jnp.where(rows.temperature == 0, 1, rows.temperature)
-    return (logits - jnp.max(logits, axis=-1, keepdims=True)) / temperature[:, None]
+    scaled = (logits - jnp.max(logits, axis=-1, keepdims=True)) / temperature[:, None]
+    return lax.optimization_barrier(scaled)  # or it may be contracted with what is added to it, in some programs
 
 
 def draw_filtered(
@@ -44,7 +45,7 @@ def draw_filtered(
     scaled = scale(logits, rows)
     with jax.named_scope("top_k_min_p"):
         value, token = last_of_top_k(logits, rows.top_k)
-        kept = _before(logits, value, token + 1) & (scaled >= rows.log_min_p[:, None])
+        kept = preceding(logits, value, token + 1) & (scaled >= rows.log_min_p[:, None])
         scores = lax.optimization_barrier(jnp.where(kept, scores, -jnp.inf))
     return lax.cond(
         jnp.any(rows.top_p < 1),
@@ -153,10 +154,10 @@ def draw_top_p(
 
         def draw(carry: tuple[Array, Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array, Array]:
             done, token, score, limit_value, limit_token = carry
-            candidates = jnp.where(_before(logits, limit_value, limit_token), scores, -jnp.inf)
+            candidates = jnp.where(preceding(logits, limit_value, limit_token), scores, -jnp.inf)
             drawn, best = argmax(candidates)
             value = jnp.take_along_axis(logits, drawn[:, None], axis=1)[:, 0]
-            mass = ordered_sum(jnp.where(_before(logits, value, drawn), weights, 0))
+            mass = ordered_sum(jnp.where(preceding(logits, value, drawn), weights, 0))
             outside = (mass >= target) & jnp.isfinite(best)  # rows of NaN or of -inf only must end the loop too
             return (
                 done | ~outside,

@@ -16,8 +16,8 @@ from jaxllm.errors import ParameterError
 from jaxllm.sampling.variant import Variant, needs_filter, needs_penalties, needs_state, variant_of
 from jaxllm.sampling_params import MAX_SEED, SamplingParams
 
-_TINY = float(np.finfo(np.float32).tiny)
-_HUGE = float(np.finfo(np.float32).max)
+_TINY = 2.0**-126  # the least and the greatest float32 whose reciprocals are normal
+_HUGE = 2.0**126
 
 
 class _Real(IntEnum):
@@ -190,7 +190,8 @@ class RowTable:
             raise ParameterError("seed", seed, f"0 to {MAX_SEED}")
         filters = needs_filter(params)
         reals = self._reals[slot]
-        # float32 holds neither 1e-320 nor 1e300: the nearest it holds have the same effect.
+        # float32 holds neither 1e-320 nor 1e300, nor normal reciprocals of its largest (XLA may multiply by them): the
+        # nearest that are safe have the same effect.
         reals[_Real.TEMPERATURE] = 0.0 if params.greedy else _clamp(params.temperature)
         reals[_Real.TOP_P] = _clamp(params.top_p) if filters else 1.0
         reals[_Real.LOG_MIN_P] = math.log(params.min_p) if filters and params.min_p > 0 else -math.inf
