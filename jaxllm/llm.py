@@ -17,7 +17,7 @@ from jaxllm.engine.prompts import Prompt
 from jaxllm.engine.stats import EngineStats
 from jaxllm.errors import ParameterError
 from jaxllm.interrupt import InterruptFlag
-from jaxllm.loading import end_token_ids, likely_programs, load_weights, open_model, sampling_defaults
+from jaxllm.loading import FirstStep, end_token_ids, first_programs, load_weights, open_model, sampling_defaults
 from jaxllm.outputs import OutputError, RequestOutput
 from jaxllm.progress import ProgressBar
 from jaxllm.sampling_params import SamplingParams
@@ -34,8 +34,9 @@ Conversation = Sequence[Message]
 class LLM:
     """A model with its tokenizer, cache and scheduler.
 
-    model: hub id, local folder, ``.gguf`` file or packaged name (``jaxllm.weights.resolve``).
-    tokenizer: where the tokenizer comes from, if not from the model: a folder, a ``.gguf`` file or a hub id.
+    model: hub id, local folder, ``.gguf`` file or packaged name (``jaxllm.weights.resolve``), or what that returns.
+    tokenizer: where the tokenizer comes from, if not from the model: a folder, a ``.gguf`` file or a hub id; or the
+        tokenizer itself.
     revision: branch, tag or commit of a hub model.
     dtype: of weights and activations: "bfloat16", "float16", "float32" or "auto", which takes bfloat16 where the
         hardware multiplies it natively. Norms, softmax, rotary tables, logits and sampling are float32 always.
@@ -49,6 +50,7 @@ class LLM:
     enable_prefix_caching: reuse the keys and values of prompt prefixes computed before.
     scheduling_policy: "fcfs" or "priority" (``SamplingParams.priority``, smaller first).
     max_logprobs: the most ``logprobs`` or ``prompt_logprobs`` that a request may ask for.
+    first_step: what the first step will be, where that is known: its programs compile while the weights load.
 
     Raises ``ModelNotFoundError``, ``CheckpointError``, ``UnsupportedModelError``, ``CapacityError`` or
     ``ParameterError``, all ``ValueError``s, before memory is taken.
@@ -56,9 +58,9 @@ class LLM:
 
     def __init__(
         self,
-        model: str | os.PathLike[str],
+        model: str | os.PathLike[str] | ModelSource,
         *,
-        tokenizer: str | os.PathLike[str] | None = None,
+        tokenizer: str | os.PathLike[str] | Tokenizer | None = None,
         revision: str | None = None,
         dtype: Any = "auto",
         max_model_len: int | None = None,
@@ -71,8 +73,9 @@ class LLM:
         enable_prefix_caching: bool = True,
         scheduling_policy: Policy = "fcfs",
         max_logprobs: int = 20,
+        first_step: FirstStep | None = None,
     ) -> None:
-        source = resolve(model, revision)
+        source = model if isinstance(model, ModelSource) else resolve(model, revision)
         sizes = EngineSizes(
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
@@ -95,7 +98,7 @@ class LLM:
             sizes,
             tokenizer=self.tokenizer,
             eos_token_ids=end_token_ids(source, self.tokenizer),
-            compile_first=likely_programs,
+            compile_first=lambda programs: first_programs(programs, first_step or FirstStep()),
         )
         self.model_config = opened.model.config
         self._sampling_defaults = sampling_defaults(source)
@@ -235,7 +238,7 @@ class LLM:
                     if collector.request.finished:
                         unfinished.discard(collector.request.request_id)
                     yield collector
-            if unfinished:
+            if unfinished and len(request_ids) > 1:
                 done, total = len(request_ids) - len(unfinished), len(request_ids)
                 logger.warning("interrupted: %d of %d requests are finished, the others end here", done, total)
         except KeyboardInterrupt:
@@ -302,7 +305,9 @@ def _failed(prompt: Any, number: int, error: Exception) -> RequestOutput:
     )
 
 
-def _read_tokenizer(source: ModelSource, tokenizer: str | os.PathLike[str] | None) -> Tokenizer:
+def _read_tokenizer(source: ModelSource, tokenizer: str | os.PathLike[str] | Tokenizer | None) -> Tokenizer:
+    if isinstance(tokenizer, Tokenizer):
+        return tokenizer
     if tokenizer is not None:
         source = resolve(tokenizer)
     return load_tokenizer(source.metadata if isinstance(source, GGUFSource) else source.path)

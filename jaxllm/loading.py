@@ -13,8 +13,9 @@ from jaxllm.errors import ParameterError
 from jaxllm.models.model import Model, Params, build_model, nest
 from jaxllm.models.registry import Family, family_of
 from jaxllm.platform import resolve_dtype
+from jaxllm.runner.buckets import bucket_for
 from jaxllm.runner.programs import Key, Programs
-from jaxllm.sampling import Variant
+from jaxllm.sampling import needs_state, variant_of
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.tokenization import Tokenizer
 from jaxllm.weights import ModelSource, Piece, check_checkpoint, load_params
@@ -47,11 +48,23 @@ def load_weights(source: ModelSource, opened: OpenedModel) -> Params:
         source, opened.model.specs, opened.family.weight_map(config), ignore=opened.family.ignored_tensors(config)))
 
 
-def likely_programs(programs: Programs) -> Iterable[Key]:
-    """What a first request needs: a decode and its sampler, then a short prompt."""
-    small, rows = programs.token_buckets[:2], programs.row_buckets[0]
-    return [*programs.forward_keys(small[0]), *programs.forward_keys(small[-1]), Key("sample", rows, Variant.GREEDY),
-            Key("update_table")]
+@dataclasses.dataclass(frozen=True)
+class FirstStep:
+    """What the first step of an engine is expected to compute: how many prompt tokens, sampled how."""
+
+    num_tokens: int = 32
+    params: SamplingParams = dataclasses.field(default_factory=lambda: SamplingParams(temperature=0.0))
+
+
+def first_programs(programs: Programs, step: FirstStep) -> Iterable[Key]:
+    """What a first request needs: a decode, its prompt's step, its sampler."""
+    smallest, largest = programs.token_buckets[0], programs.token_buckets[-1]
+    tokens = bucket_for(programs.token_buckets, min(step.num_tokens, largest))
+    keys = [*programs.forward_keys(smallest), *programs.forward_keys(tokens),
+            Key("sample", programs.row_buckets[0], variant_of(step.params)), Key("update_table")]
+    if needs_state(step.params):
+        keys.append(Key("set_sampling_slot"))
+    return dict.fromkeys(keys)
 
 
 def end_token_ids(source: ModelSource, tokenizer: Tokenizer) -> frozenset[int]:
