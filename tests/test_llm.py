@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import logging
 import signal
@@ -98,7 +99,7 @@ def test_stream_grows_and_ends_as_generate(llm):
     outputs = list(llm.stream("abc", SHORT))
     texts = [output.outputs[0].text for output in outputs]
     assert [len(output.outputs[0].token_ids) for output in outputs] == list(range(1, 9))
-    assert all(later.startswith(earlier) for earlier, later in zip(texts, texts[1:], strict=False))
+    assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
     assert outputs[-1].finished
     assert bits(outputs[-1]) == bits(llm.generate("abc", SHORT)[0])
 

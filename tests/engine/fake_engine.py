@@ -190,6 +190,9 @@ class FakeEngine:
         assert len(set(places)) == len(places)
         for sequence in plan.admitted:
             self._era_of[sequence] = self._current_era
+        for sampler in plan.samplers:
+            # A fork goes on with all that its parent has computed, as the parent does itself.
+            self._era_of[sampler.sequence] = self._era_of[plan.sequences[sampler.row]]
         if plan.preempted:
             # Never one that goes before a sequence that was given tokens.
             assert min(victim.order for victim in plan.preempted) > max(row.order for row in plan.sequences)

@@ -41,7 +41,8 @@ def test_logprobs_are_as_many_as_tokens_when_a_stop_string_spans_tokens():
 
 
 def test_the_stop_string_is_kept_when_asked_for():
-    assert _one([0, 3], SamplingParams(stop="DE", include_stop_str_in_output=True, max_tokens=4)).outputs[0].text == "ADE"
+    params = SamplingParams(stop="DE", include_stop_str_in_output=True, max_tokens=4)
+    assert _one([0, 3], params).outputs[0].text == "ADE"
 
 
 def test_a_stop_string_before_min_tokens_is_ignored_and_a_later_one_stops():
@@ -241,10 +242,10 @@ def test_unseeded_requests_report_a_seed_and_seeded_ones_theirs():
 
 
 def test_user_random_state_is_left_alone():
-    np.random.seed(3)  # noqa: NPY002
-    before = np.random.get_state()[1].tolist()  # noqa: NPY002
+    np.random.seed(3)
+    before = np.random.get_state()[1].tolist()
     run(scripted_engine(lambda sequence: 0), [([1], SamplingParams(max_tokens=2))])
-    assert np.random.get_state()[1].tolist() == before  # noqa: NPY002
+    assert np.random.get_state()[1].tolist() == before
 
 
 def test_metrics_are_in_order():

@@ -1,0 +1,83 @@
+"""The Llama family's translation of Hugging Face configs, and the registry."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from jaxllm.errors import UnsupportedModelError
+from jaxllm.models.config import RopeConfig
+from jaxllm.models.families import llama
+from jaxllm.models.model import build_model
+from jaxllm.models.registry import family_of
+
+BASE = {
+    "architectures": ["LlamaForCausalLM"], "vocab_size": 128256, "hidden_size": 4096, "num_hidden_layers": 4,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336, "rope_theta": 500000.0,
+    "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
+}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 8192}
+
+
+def test_llama3_frequencies_follow_their_definition():
+    found = llama.rope_config({**BASE, "rope_scaling": LLAMA3}).inverse_frequencies(128)
+    for index, value in enumerate(found):
+        plain = 500000.0 ** (-2 * index / 128)
+        wavelength = 2 * np.pi / plain
+        if wavelength < 8192 / 4:
+            expected = plain
+        elif wavelength > 8192:
+            expected = plain / 8
+        else:
+            smooth = (8192 / wavelength - 1) / 3
+            expected = (1 - smooth) * plain / 8 + smooth * plain
+        assert value == pytest.approx(expected, rel=1e-5)
+
+
+def test_both_spellings_of_rope_settings_mean_the_same():
+    old = llama.rope_config({**BASE, "rope_scaling": LLAMA3})
+    new = llama.rope_config({"rope_parameters": {**LLAMA3, "rope_theta": 500000.0}})
+    assert old == new
+    assert llama.rope_config({"rope_theta": 7.0}) == RopeConfig(theta=7.0)
+
+
+def test_unknown_rope_and_activation_are_refused():
+    with pytest.raises(UnsupportedModelError, match="yarn"):
+        llama.rope_config({"rope_scaling": {"rope_type": "yarn", "factor": 4}})
+    with pytest.raises(UnsupportedModelError, match="gelu"):
+        llama.decoder_config({**BASE, "hidden_act": "gelu"})
+
+
+@pytest.mark.parametrize("name", ["vocab_size", "hidden_size", "num_attention_heads", "intermediate_size"])
+def test_a_missing_size_is_named(name):
+    with pytest.raises(UnsupportedModelError, match=name):
+        llama.decoder_config({key: value for key, value in BASE.items() if key != name})
+
+
+def test_heads_that_do_not_divide_are_refused():
+    with pytest.raises(UnsupportedModelError, match="num_key_value_heads=5"):
+        llama.decoder_config({**BASE, "num_key_value_heads": 5})
+
+
+def test_every_parameter_has_checkpoint_names_and_the_other_way_round():
+    for changes in ({}, {"tie_word_embeddings": True}, {"attention_bias": True, "mlp_bias": True}):
+        config = llama.decoder_config({**BASE, **changes})
+        assert set(llama.weight_map(config)) == set(build_model(config, np.float32).specs)
+
+
+def test_the_description_of_an_8b_costs_no_memory():
+    config = llama.decoder_config({**BASE, "num_hidden_layers": 32})
+    model = build_model(config, np.dtype("float16"))
+    assert model.num_parameters == 8_030_261_248
+    assert model.weight_bytes == 2 * model.num_parameters
+    assert len(set(model.layer_graphs)) == 1
+
+
+def test_mistral_has_its_window_and_unknown_architectures_are_told_the_nearest():
+    config = family_of({"architectures": ["MistralForCausalLM"]}).decoder_config({**BASE, "sliding_window": 4096})
+    assert config.sliding_window == 4096
+    with pytest.raises(UnsupportedModelError, match=r"'LlamaForCausalLN' is not supported.*LlamaForCausalLM"):
+        family_of({"architectures": ["LlamaForCausalLN"]})
+    with pytest.raises(UnsupportedModelError, match="names no architectures"):
+        family_of({})

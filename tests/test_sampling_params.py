@@ -1,0 +1,81 @@
+"""``SamplingParams`` refuses what is outside its ranges, by name, and keeps what is inside."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxllm.errors import ParameterError
+from jaxllm.sampling_params import MAX_SEED, SamplingParams
+
+BAD = {
+    "n": [0, -1, 1.5, True, "2", None],
+    "temperature": [-0.1, math.nan, math.inf, "0.5", None, True],
+    "top_p": [0, 1.01, -0.5, math.nan],
+    "top_k": [-2, 1.5, None],
+    "min_p": [-0.1, 1.1],
+    "presence_penalty": [-2.1, 2.1, math.nan],
+    "frequency_penalty": [-2.1, 2.1],
+    "repetition_penalty": [0, -1, math.inf],
+    "seed": [-1, MAX_SEED + 1, 1.0, "7"],
+    "stop": ["", [""], ["a", ""], 5, [5], {"a": 1}],
+    "stop_token_ids": [[-1], [1.5], "12", [True], 5],
+    "max_tokens": [0, -1, 2.5],
+    "min_tokens": [-1, 1.5],
+    "logprobs": [-1, 1.5, True],
+    "prompt_logprobs": [-1],
+    "logit_bias": [{-1: 1}, {"a": 1}, {1: math.nan}, {1: math.inf}, [1], {1.5: 1}],
+    "allowed_token_ids": [[], [-1]],
+    "banned_token_ids": [[-1], "ab"],
+    "priority": [1.5, None],
+    "cache_salt": [5, b"x"],
+    "detokenize": [1, None],
+    "skip_special_tokens": ["yes"],
+    "include_stop_str_in_output": [0],
+    "ignore_eos": ["no"],
+    "spaces_between_special_tokens": [2],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in BAD.items() for value in values])
+def test_a_bad_value_is_refused_by_name(name, value):
+    with pytest.raises(ParameterError) as caught:
+        SamplingParams(**{name: value})
+    assert caught.value.parameter.split("[")[0] == name
+
+
+def test_every_parameter_has_a_refusal_tested():
+    assert set(BAD) == {field.name for field in dataclasses.fields(SamplingParams)}
+
+
+def test_combinations_that_contradict_are_refused():
+    with pytest.raises(ParameterError, match="min_tokens"):
+        SamplingParams(min_tokens=5, max_tokens=4)
+    with pytest.raises(ParameterError, match="detokenize"):
+        SamplingParams(stop="x", detokenize=False)
+
+
+def test_unknown_parameters_are_refused():
+    with pytest.raises(TypeError, match="best_of"):
+        SamplingParams(best_of=3)
+
+
+def test_values_are_normalized_and_frozen():
+    params = SamplingParams(stop="x", stop_token_ids=np.array([3, 4]), logit_bias={"5": 1, 6: -2})
+    assert params.stop_strings == ("x",)
+    assert params.stop_token_ids == (3, 4)
+    assert params.logit_bias == {5: 1.0, 6: -2.0}
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        params.n = 2
+
+
+@given(st.floats(1e-30, 100), st.floats(1e-6, 1), st.integers(-1, 10**6), st.integers(0, MAX_SEED))
+def test_values_inside_the_ranges_are_kept_exactly(temperature, top_p, top_k, seed):
+    params = SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
+    assert (params.temperature, params.top_p, params.top_k, params.seed) == (temperature, top_p, top_k, seed)
+    assert params.replace() == params
