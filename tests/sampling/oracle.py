@@ -70,8 +70,8 @@ def build_rows(
     position: int = 7,
     prompt_length: int = 4,
 ) -> SamplingRows:
-    """One row per set of parameters, in slots 0, 1, ..."""
-    table = RowTable(len(params))
+    """One row per set of parameters, in slots 0, 1, ... of 64."""
+    table = RowTable(64)
     for slot, one in enumerate(params):
         table.set_slot(slot, one, seeds[slot] if seeds else slot, 0, prompt_length)
     slots = np.arange(len(params))
