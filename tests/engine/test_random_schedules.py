@@ -120,7 +120,7 @@ def _check_any_schedule(num_examples: int) -> None:
 
 
 def test_any_schedule_keeps_the_invariants_and_gives_the_answers_of_requests_run_alone() -> None:
-    _check_any_schedule(250)
+    _check_any_schedule(120)
 
 
 @pytest.mark.sweep
