@@ -23,7 +23,6 @@ import numpy as np
 from harness import describe_machine, format_table, machine_line, write_json
 from jaxtyping import Array, Float, Int32
 
-from jaxllm.errors import JaxLLMError
 from jaxllm.platform import resolve_dtype
 from jaxllm.runner.buckets import bucket_for, buckets
 from pallas_kernels import PagedAttentionMetadata, paged_attention, paged_attention_metadata
@@ -218,7 +217,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         shape = Shape(**{name: getattr(chosen, name) for name in sizes})
         dtype = resolve_dtype(chosen.dtype, jax.default_backend())
         cases = [parse_case(text, shape) for text in chosen.cases.split(",")]
-    except (ValueError, JaxLLMError) as error:
+    except ValueError as error:
         parser.error(str(error))
     width = shape.num_heads * shape.head_dim
     costs = [attention_cost(case, shape, dtype, chosen.repeat) for case in cases]
@@ -231,8 +230,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
          f"{cost.difference:.1e}") for cost in costs)))
     details: dict[str, Any] = {"machine": machine, "dtype": dtype.name, "shape": dataclasses.asdict(shape)}
     write_json(chosen.json, {**details, "results": [dataclasses.asdict(cost) for cost in costs]})
-    # A chain rounds to the dtype at each of its steps; more than a few such roundings is a different computation.
-    tolerance = 8 * float(jnp.finfo(dtype).eps)
+    # A chain rounds to the dtype after each layer. In float32 the sums weigh more: a few thousand terms added in another
+    # order differ by about the root of their number, in units of the last place.
+    tolerance = max(8 * float(jnp.finfo(dtype).eps), 1e-5)
     wrong = [cost.label for cost in costs if not cost.difference <= tolerance]
     if wrong:
         print(f"\nthe two ways differ by more than {tolerance:.1e} in: {', '.join(wrong)}")

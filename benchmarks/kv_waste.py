@@ -113,8 +113,9 @@ def sampling(max_tokens: int) -> SamplingParams:
 
 def scheduled_steps(workload: Workload, block_size: int, limits: Limits) -> Iterator[Snapshot]:
     """Schedule the workload without a model, in a pool that never runs out; a snapshot after each step."""
+    config = SchedulerConfig(**dataclasses.asdict(limits))
     blocks = BlockManager(limits.max_num_seqs * -(-limits.max_model_len // block_size) + 1, block_size)
-    scheduler = Scheduler(SchedulerConfig(**dataclasses.asdict(limits)), blocks)
+    scheduler = Scheduler(config, blocks)
     for number, work in enumerate(workload.requests):
         params = sampling(work.max_tokens)
         scheduler.add(Request(str(number), work.prompt, params, max_model_len=limits.max_model_len))
@@ -165,11 +166,20 @@ def judge(results: Sequence[Waste]) -> list[str]:
     ]
 
 
+def whole_numbers(text: str) -> list[int]:
+    """The numbers of a comma-separated list, all of them at least 1."""
+    numbers = [int(number) for number in text.split(",")]
+    if min(numbers) < 1:
+        raise ValueError(text)
+    return numbers
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; 1 if a limit is missed on W2."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workload", default="W2", help="name or .json file (default: %(default)s)")
-    parser.add_argument("--block-sizes", default="8,16,32,64", help="slots per block (default: %(default)s)")
+    parser.add_argument("--block-sizes", type=whole_numbers, default="8,16,32,64",
+                        help="slots per block (default: %(default)s)")
     parser.add_argument("--max-model-len", type=int, default=8192, help="longest context (default: %(default)s)")
     parser.add_argument("--max-num-seqs", type=int, default=64, help="(default: %(default)s)")
     parser.add_argument("--max-num-batched-tokens", type=int, default=512, help="(default: %(default)s)")
@@ -180,14 +190,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     limits = Limits(chosen.max_model_len, chosen.max_num_seqs, chosen.max_num_batched_tokens)
     try:
-        sizes = [int(size) for size in chosen.block_sizes.split(",")]
         workload = load_workload(chosen.workload)
         results = [
             Waste.of(size, list(engine_steps(workload, size, limits, chosen.model, chosen.dtype) if chosen.real
                                 else scheduled_steps(workload, size, limits)))
-            for size in sizes
+            for size in chosen.block_sizes
         ]
-    except (ValueError, JaxLLMError) as error:
+    except JaxLLMError as error:
         parser.error(str(error))
     machine = describe_machine()
     print(machine_line(machine))

@@ -56,6 +56,13 @@ def test_the_engine_wastes_exactly_what_the_schedule_says(tmp_path):
     assert list(kv_waste.engine_steps(workload, 4, limits, str(model), "float32")) == scheduled
 
 
+@pytest.mark.parametrize("sizes", ["0", "eight", "16,-1"])
+def test_block_sizes_that_cannot_be_are_refused(sizes, capsys):
+    with pytest.raises(SystemExit):
+        kv_waste.main([f"--block-sizes={sizes}"])
+    assert sizes.split(",")[-1] in capsys.readouterr().err
+
+
 def test_an_unknown_workload_names_the_known_ones(capsys):
     with pytest.raises(SystemExit):
         kv_waste.main(["--workload", "W9"])
