@@ -34,6 +34,12 @@ def download(model: str, revision: str | None = None) -> Path:
         return _gguf_file(repo, file, revision) if file else _folder(repo, revision)
 
 
+def download_configuration(repo: str, revision: str | None = None) -> Path:
+    """The local folder of a hub model ``org/name`` with its configuration and tokenizer; weights are not fetched."""
+    with _explained(repo, revision):
+        return _snapshot(repo, revision, _SMALL_FILES)
+
+
 def _folder(repo: str, revision: str | None) -> Path:
     folder = _snapshot(repo, revision, _SMALL_FILES)
     if (folder / INDEX).exists():

@@ -7,8 +7,9 @@ import re
 from pathlib import Path
 
 from jaxllm.errors import CheckpointError, ModelNotFoundError, ParameterError
+from jaxllm.weights.configuration import ConfigSource
 from jaxllm.weights.gguf import GGUFSource
-from jaxllm.weights.hub import download
+from jaxllm.weights.hub import download, download_configuration
 from jaxllm.weights.packaged import find_packaged, packaged_file
 from jaxllm.weights.safetensors import SafetensorsSource
 from jaxllm.weights.source import ModelSource
@@ -16,13 +17,16 @@ from jaxllm.weights.source import ModelSource
 _LATER_PART = re.compile(r"-(?!00001-)\d{5}-of-\d{5}\.gguf$")
 
 
-def resolve(model: str | os.PathLike[str], revision: str | None = None) -> ModelSource:
+def resolve(model: str | os.PathLike[str], revision: str | None = None, *, download_weights: bool = True
+            ) -> ModelSource:
     """Find a model and read its headers; hub models are downloaded first if they are not in the cache.
 
     model: in this order, a folder or ``.gguf`` file that exists; the name of a packaged model, in any letter case; a
         hub id ``org/name``, or ``org/name:FILE`` for a GGUF file of a hub repository, where FILE is its name or a part
         that only one has (``org/name:Q4_K_M``).
     revision: branch, tag or commit of a hub repository.
+    download_weights: without, a hub model whose weights are not in the cache is a ``ConfigSource``; a GGUF file, which
+        is one with its weights, is downloaded all the same.
 
     Raises ``ModelNotFoundError``, ``CheckpointError``, ``UnsupportedModelError``.
     """
@@ -39,6 +43,10 @@ def resolve(model: str | os.PathLike[str], revision: str | None = None) -> Model
         return open_path(path) if packaged is None else GGUFSource(packaged_file(packaged), packaged.name)
     if not isinstance(model, str) or _looks_like_path(text):
         raise ModelNotFoundError(f"no such file or folder: {text!r}")
+    if not download_weights and ":" not in text:
+        folder = download_configuration(text, revision)
+        if (folder / "config.json").exists() and not any(folder.glob("*.safetensors")):
+            return ConfigSource(folder, text)
     return open_path(download(text, revision), name=text)
 
 

@@ -13,7 +13,7 @@ from huggingface_hub import errors
 from huggingface_hub.utils import filter_repo_objects
 
 from jaxllm.errors import CheckpointError, ModelNotFoundError
-from jaxllm.weights import GGUFSource, SafetensorsSource, resolve
+from jaxllm.weights import ConfigSource, GGUFSource, SafetensorsSource, resolve
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
 
@@ -205,3 +205,20 @@ def test_offline_a_model_that_is_not_cached_says_so(offline_cache: Path):
             resolve(name)
     with pytest.raises(ModelNotFoundError, match="or use 'SmolLM2-135M-Instruct'"):
         resolve("HuggingFaceTB/SmolLM2-135M-Instruct")
+
+
+def test_a_description_needs_no_weights_until_they_are_there(hub: FakeHub):
+    write_hf_folder(hub.repository)
+    (hub.repository / "tokenizer.json").write_text("{}")
+    source = resolve("org/name", download_weights=False)
+    assert hub.downloaded() == ["config.json", "tokenizer.json"]
+    assert isinstance(source, ConfigSource)
+    assert (source.name, dict(source.tensors)) == ("org/name", {})
+    resolve("org/name")
+    assert set(resolve("org/name", download_weights=False).tensors) == set(llama_tensors())
+
+
+def test_a_description_of_gguf_files_asks_for_one(hub: FakeHub):
+    write_llama_gguf(hub.repository / "model-Q8_0.gguf")
+    with pytest.raises(ModelNotFoundError, match=r"'org/name:model-Q8_0\.gguf'"):
+        resolve("org/name", download_weights=False)

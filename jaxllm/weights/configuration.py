@@ -1,0 +1,31 @@
+"""``ConfigSource``: a checkpoint whose weights are elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from jaxllm.weights.safetensors import read_json
+from jaxllm.weights.source import ModelSource
+
+
+class ConfigSource(ModelSource):
+    """A Hugging Face folder of which only the configuration is there; it has no tensors.
+
+    Raises ``CheckpointError`` without a ``config.json``, or with a malformed one.
+    """
+
+    def __init__(self, path: Path, name: str | None = None) -> None:
+        self.path = path
+        self.name = name or path.resolve().name
+        self.config = read_json(path / "config.json")
+        generation = path / "generation_config.json"
+        self.generation_config = read_json(generation) if generation.exists() else {}
+        self.tensors = {}
+
+    def dtype(self, name: str) -> np.dtype:
+        raise KeyError(name)
+
+    def read_rows(self, name: str, start: int, stop: int, out: np.ndarray) -> None:
+        raise KeyError(name)
