@@ -230,8 +230,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
          f"{cost.difference:.1e}") for cost in costs)))
     details: dict[str, Any] = {"machine": machine, "dtype": dtype.name, "shape": dataclasses.asdict(shape)}
     write_json(chosen.json, {**details, "results": [dataclasses.asdict(cost) for cost in costs]})
-    # A chain rounds to the dtype after each layer. In float32 the sums weigh more: a few thousand terms added in another
-    # order differ by about the root of their number, in units of the last place.
+    # A chain rounds to the dtype after each layer. In float32 the sums weigh more: a few thousand terms added in
+    # another order differ by about the root of their number, in units of the last place.
     tolerance = max(8 * float(jnp.finfo(dtype).eps), 1e-5)
     wrong = [cost.label for cost in costs if not cost.difference <= tolerance]
     if wrong:

@@ -24,7 +24,7 @@ from jaxllm.engine.block_manager import BlockManager
 from jaxllm.engine.request import Request, SequenceStatus
 from jaxllm.engine.scheduler import Scheduler, SchedulerConfig
 from jaxllm.engine.stopping import check_stop
-from jaxllm.errors import JaxLLMError
+from jaxllm.errors import JaxLLMError, ParameterError
 from jaxllm.sampling_params import SamplingParams
 
 LIMITS = {16: 0.06, 8: 0.04}
@@ -77,8 +77,10 @@ class Waste:
 
     @classmethod
     def of(cls, block_size: int, snapshots: Sequence[Snapshot]) -> Waste:
-        """Average over the steps after which anything ran."""
+        """Average over the steps after which anything ran; ``ParameterError`` if nothing ever did."""
         seen = [each for each in snapshots if each.allocated]
+        if not seen:
+            raise ParameterError("workload", f"{len(snapshots)} steps", "one whose requests run for more than one step")
         return cls(
             block_size=block_size,
             steps=len(snapshots),

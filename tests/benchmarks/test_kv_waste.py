@@ -69,3 +69,9 @@ def test_an_unknown_workload_names_the_known_ones(capsys):
     message = capsys.readouterr().err
     assert "'W9'" in message
     assert "W1, W2" in message
+
+
+def test_a_workload_that_holds_nothing_between_steps_is_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        kv_waste.main(["--workload", write_workload(tmp_path, [(3, 1), (4, 1)])])
+    assert "more than one step" in capsys.readouterr().err
