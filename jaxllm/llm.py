@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -144,7 +144,8 @@ class LLM:
                 raise RuntimeError(f"{output.request_id} failed: {output.error.type}: {output.error.message}")
         return results
 
-    def stream(self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None) -> Iterator[RequestOutput]:
+    def stream(self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None
+               ) -> Generator[RequestOutput]:
         """Complete prompts, yielding a request's whole output so far each time it grows, the finished one last.
 
         The first bad prompt raises before anything runs. Leaving the iteration early aborts what is unfinished.
@@ -222,7 +223,7 @@ class LLM:
         """Compile every program that any batch can need, instead of each at its first use."""
         self.engine.compile_all()
 
-    def _stream(self, numbers: Mapping[str, int], inbox: Inbox) -> Iterator[RequestOutput]:
+    def _stream(self, numbers: Mapping[str, int], inbox: Inbox) -> Generator[RequestOutput]:
         for collector in self._run(numbers, inbox, InterruptFlag()):
             yield collector.output()
 

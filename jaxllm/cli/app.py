@@ -1,0 +1,67 @@
+"""The program ``jaxllm``: its commands, and what becomes of their errors."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+import typer.core
+
+import jaxllm
+from jaxllm.cli import console
+from jaxllm.cli.chat import chat
+from jaxllm.cli.generate import generate
+from jaxllm.cli.info import info
+from jaxllm.cli.options import expand_groups
+from jaxllm.errors import EngineError, JaxLLMError
+
+INTERRUPTED = 130
+"""The exit code of a program that Ctrl-C ended, as shells give it."""
+
+
+class _Program(typer.core.TyperGroup):
+    """A group whose commands' expected errors are one line, not a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (JaxLLMError, EngineError, OSError) as error:
+            if isinstance(error, BrokenPipeError) or console.debugging():
+                raise
+            console.error(str(error))
+            raise typer.Exit(1) from None
+        except KeyboardInterrupt:
+            if console.debugging():
+                raise
+            raise typer.Exit(INTERRUPTED) from None
+
+
+app = typer.Typer(
+    cls=_Program, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="LLM inference in JAX, in one process. Without --model, the packaged model is used. "
+         "Text goes to standard output, everything else to standard error.",
+)
+app.command()(expand_groups(generate))
+app.command()(expand_groups(chat))
+app.command()(expand_groups(info))
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"jaxllm {jaxllm.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _program(
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True,
+                                          help="Print the version and exit.")] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the program on ``sys.argv``; exits with 0, 1 (an error), 2 (wrong usage) or 130 (Ctrl-C)."""
+    sys.exit(app(prog_name="jaxllm"))

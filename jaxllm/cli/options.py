@@ -1,0 +1,157 @@
+"""The options that several commands share, in groups, and the text forms of their values."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from jaxllm.cli.console import DEBUG_ENVIRONMENT
+from jaxllm.errors import ParameterError
+from jaxllm.sampling_params import SamplingParams
+
+_UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:I?B)?", re.IGNORECASE)
+
+
+def parse_bytes(text: str) -> int:
+    """A number of bytes: "1048576", "512M", "1.5GiB". The units are powers of 1024."""
+    match = _SIZE.fullmatch(str(text).strip())
+    if match is None:
+        raise typer.BadParameter(f"{text!r} is not a number of bytes such as 1048576, 512M or 2G")
+    return int(float(match[1]) * 1024 ** _UNITS[match[2].upper()])
+
+
+def format_bytes(count: int) -> str:
+    """A number of bytes for people, in powers of 1024."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1024:
+            return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def _option(flag: str, help_text: str, **settings: Any) -> Any:
+    return typer.Option(flag, help=help_text, **{"show_default": False, **settings})
+
+
+def _in(panel: str) -> Callable[..., Any]:
+    return functools.partial(_option, rich_help_panel=panel)
+
+
+_model, _sampling, _engine = _in("Model"), _in("Sampling"), _in("Engine")
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only text and errors.")]
+Debug = Annotated[bool, typer.Option("--debug", envvar=DEBUG_ENVIRONMENT, help="Log more; show tracebacks.")]
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelOptions:
+    """Which model, in which precision."""
+
+    model: Annotated[str | None, typer.Option(
+        "--model", "-m", rich_help_panel="Model", show_default=False,
+        help="Hub id, folder, .gguf file or packaged name; by default the packaged model.")] = None
+    revision: Annotated[str | None, _model("--revision", "Branch, tag or commit of a hub model.")] = None
+    tokenizer: Annotated[str | None, _model("--tokenizer", "Take the tokenizer from another model.")] = None
+    dtype: Annotated[str, _model("--dtype", "auto, bfloat16, float16 or float32.", show_default=True)] = "auto"
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineOptions:
+    """The sizes of the engine; ``None`` leaves one to the platform. See ``LLM``."""
+
+    max_model_len: Annotated[int | None, _engine("--max-model-len", "Most tokens of a prompt and its output.")] = None
+    max_num_seqs: Annotated[int | None, _engine("--max-num-seqs", "Samples that run at once.")] = None
+    max_num_batched_tokens: Annotated[int | None, _engine(
+        "--max-num-batched-tokens", "Tokens computed per step, 16 or more.")] = None
+    block_size: Annotated[int | None, _engine("--block-size", "Tokens per block of the KV cache.")] = None
+    kv_cache_bytes: Annotated[int | None, _engine(
+        "--kv-cache-bytes", "Size of the KV cache, such as 512M or 2G.", parser=parse_bytes, metavar="BYTES")] = None
+    kv_cache_dtype: Annotated[str, _engine("--kv-cache-dtype", "auto (as --dtype) or a dtype.", show_default=True)
+                              ] = "auto"
+    gpu_memory_utilization: Annotated[float, _engine(
+        "--gpu-memory-utilization", "Share of a GPU's memory to use.", show_default=True)] = 0.9
+
+    def given(self) -> dict[str, Any]:
+        """As keyword arguments of ``LLM``."""
+        return dataclasses.asdict(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingOptions:
+    """Fields of ``SamplingParams``; ``None`` leaves one to the model."""
+
+    max_tokens: Annotated[int | None, _sampling(
+        "--max-tokens", "Most tokens to generate; by default the room left in the context.")] = None
+    temperature: Annotated[float | None, _sampling(
+        "--temperature", "0 always takes the most likely token. By default what the model recommends; else 0, or 1 "
+        "when --top-p, --top-k, --min-p, --seed or --n is given.")] = None
+    top_p: Annotated[float | None, _sampling(
+        "--top-p", "Keep the most likely tokens that reach this probability together.")] = None
+    top_k: Annotated[int | None, _sampling("--top-k", "Keep this many of the most likely tokens.")] = None
+    min_p: Annotated[float | None, _sampling(
+        "--min-p", "Keep tokens with this share of the most likely one's probability.")] = None
+    seed: Annotated[int | None, _sampling("--seed", "Repeat the same choices.")] = None
+    min_tokens: Annotated[int | None, _sampling("--min-tokens", "Do not stop before this many tokens.")] = None
+    stop: Annotated[list[str] | None, _sampling("--stop", "End before this text; may be repeated.")] = None
+    stop_token_ids: Annotated[list[int] | None, _sampling(
+        "--stop-token-id", "End at this token; may be repeated.")] = None
+    ignore_eos: Annotated[bool, _sampling("--ignore-eos", "Do not stop at the model's end of sequence.")] = False
+    repetition_penalty: Annotated[float | None, _sampling(
+        "--repetition-penalty", "Above 1, discourage tokens of the prompt and the output.")] = None
+    presence_penalty: Annotated[float | None, _sampling(
+        "--presence-penalty", "Discourage tokens that the output holds.")] = None
+    frequency_penalty: Annotated[float | None, _sampling(
+        "--frequency-penalty", "The same, for each time that they occur.")] = None
+
+    def check(self) -> None:
+        """Refuse values that no model can honour, as wrong usage."""
+        try:
+            SamplingParams(**self._given())
+        except ParameterError as error:
+            raise typer.BadParameter(str(error)) from None
+
+    def params(self, defaults: SamplingParams, generation_config: Mapping[str, Any], n: int = 1) -> SamplingParams:
+        """What is given here, on top of the model's defaults, which ``generation_config`` led to."""
+        given = self._given()
+        if "temperature" not in given and not {"temperature", "do_sample"} & set(generation_config):
+            wants_chance = n > 1 or bool({"top_p", "top_k", "min_p", "seed"} & set(given))
+            given["temperature"] = 1.0 if wants_chance else 0.0
+        return defaults.replace(n=n, **given)
+
+    def _given(self) -> dict[str, Any]:
+        return {name: value for name, value in dataclasses.asdict(self).items() if value not in (None, [])}
+
+
+def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with one parameter for each field of its parameters that are dataclasses, as typer wants them."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        if name not in groups:
+            parameters.append(parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY))
+            continue
+        field_hints = get_type_hints(groups[name], include_extras=True)
+        parameters += [
+            inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default,
+                              annotation=field_hints[field.name])
+            for field in dataclasses.fields(groups[name])
+        ]
+
+    def run(**values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group(**{field.name: values.pop(field.name) for field in dataclasses.fields(group)})
+        command(**values)
+
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run

@@ -1,0 +1,170 @@
+"""What there is to say about a model, as plain data: nothing is loaded or allocated."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jaxllm.cli.options import EngineOptions, ModelOptions
+from jaxllm.errors import CapacityError, JaxLLMError, UnsupportedModelError
+
+if TYPE_CHECKING:
+    from jaxllm.models.model import Model
+    from jaxllm.tokenization import Tokenizer
+    from jaxllm.weights import ModelSource
+
+Report = dict[str, Any]
+
+
+def describe(options: ModelOptions, engine: EngineOptions) -> tuple[Report, JaxLLMError | None]:
+    """What is known of a model, by section, and the error that ended the inquiry, if one did.
+
+    Raises where not even a checkpoint is found.
+    """
+    from jaxllm.weights import default_model, resolve
+
+    name = options.model or default_model()
+    try:
+        source = resolve(name, options.revision, download_weights=False)
+    except UnsupportedModelError as error:
+        report = _unsupported_gguf(Path(name).expanduser())
+        if report is None:
+            raise
+        return report, error
+    report = {"model": {"name": source.name, "path": str(source.path),
+                        "architectures": list(source.config.get("architectures") or [])},
+              "stored": _stored(source)}
+    tokenizer, problem = _tokenizer(source, options)
+    try:
+        _describe_model(report, source, tokenizer, options, engine)
+    except JaxLLMError as error:
+        return report, error
+    return report, problem
+
+
+def _unsupported_gguf(path: Path) -> Report | None:
+    """What a GGUF file says of itself where its architecture is unknown; ``None`` if it says nothing."""
+    from jaxllm.weights.gguf_header import read_header
+
+    if not path.is_file():
+        return None
+    try:
+        header = read_header(path)
+    except JaxLLMError:
+        return None
+    stored = [(tensor.kind.name, tensor.nbytes) for tensor in header.tensors]
+    names = {"name": header.metadata.get("general.name"), "architecture": header.metadata.get("general.architecture")}
+    return {"model": {"path": str(path), **{key: value for key, value in names.items() if value is not None}},
+            "stored": _totals(stored)}
+
+
+def _stored(source: ModelSource) -> Report:
+    return _totals([(tensor.dtype, tensor.nbytes) for tensor in source.tensors.values()])
+
+
+def _totals(tensors: list[tuple[str, int]]) -> Report:
+    types: dict[str, dict[str, int]] = {}
+    for kind, nbytes in tensors:
+        entry = types.setdefault(kind, {"tensors": 0, "bytes": 0})
+        entry["tensors"] += 1
+        entry["bytes"] += nbytes
+    largest_first = dict(sorted(types.items(), key=lambda item: -item[1]["bytes"]))
+    return {"tensors": len(tensors), "bytes": sum(nbytes for _, nbytes in tensors), "types": largest_first}
+
+
+def _tokenizer(source: ModelSource, options: ModelOptions) -> tuple[Tokenizer | None, JaxLLMError | None]:
+    from jaxllm.tokenization.loading import load_tokenizer
+    from jaxllm.weights import GGUFSource, resolve
+
+    try:
+        of = source if options.tokenizer is None else resolve(options.tokenizer, download_weights=False)
+        return load_tokenizer(of.metadata if isinstance(of, GGUFSource) else of.path), None
+    except JaxLLMError as error:
+        return None, error
+
+
+def _describe_model(report: Report, source: ModelSource, tokenizer: Tokenizer | None, options: ModelOptions,
+                    engine: EngineOptions) -> None:
+    """Add the sections that need a supported architecture; raises at the first thing that fails."""
+    import jax
+
+    from jaxllm.loading import end_token_ids, open_model
+    from jaxllm.models.model import build_model
+    from jaxllm.models.registry import family_of
+    from jaxllm.platform import resolve_dtype
+
+    if tokenizer is not None:
+        report["tokenizer"] = {
+            "kind": type(tokenizer.backend.model).__name__,
+            "vocab_size": tokenizer.vocab_size,
+            "chat_template": tokenizer.chat_template is not None,
+            "bos_token_id": tokenizer.bos_token_id,
+            "end_token_ids": {token: tokenizer.token_text(token)
+                              for token in sorted(end_token_ids(source, tokenizer))},
+        }
+    family = family_of(source.config)
+    config = family.decoder_config(source.config)
+    report["model"] |= {"family": family.name, **_architecture(config)}
+    model = (open_model(source, options.dtype).model if source.tensors
+             else build_model(config, resolve_dtype(options.dtype, jax.default_backend())))
+    report["model"]["parameters"] = model.num_parameters
+    report["running"] = {"dtype": model.dtype.name, "dtype_chosen": options.dtype == "auto",
+                         "weight_bytes": model.weight_bytes}
+    _describe_engine(report, model, tokenizer, engine)
+
+
+def _architecture(config: Any) -> Report:
+    names = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "intermediate_size", "vocab_size",
+             "max_position_embeddings", "sliding_window", "tie_word_embeddings")
+    return {name: getattr(config, name) for name in names}
+
+
+def _describe_engine(report: Report, model: Model, tokenizer: Tokenizer | None, engine: EngineOptions) -> None:
+    import jax
+
+    from jaxllm.compilation import cache_folder
+    from jaxllm.engine.build import EngineSizes, choose_config, layers_per_program
+    from jaxllm.kv_cache import kv_spec
+    from jaxllm.platform import free_device_memory, free_host_memory, resolve_dtype
+    from jaxllm.runner.programs import Programs
+    from pallas_kernels import registry
+
+    device, platform = jax.devices()[0], jax.default_backend()
+    free = free_host_memory() if platform == "cpu" else free_device_memory(device, engine.gpu_memory_utilization)
+    report["machine"] = {
+        "platform": platform, "device": device.device_kind, "devices": jax.device_count(), "free_bytes": free,
+        "kernels": {operation: registry.choose(operation).implementation.name for operation in registry.operations()},
+    }
+    kv_dtype = model.dtype if engine.kv_cache_dtype == "auto" else resolve_dtype(engine.kv_cache_dtype, platform)
+    spec = kv_spec(model.config, kv_dtype)
+    report["running"] |= {
+        "kv_bytes_per_token": spec.bytes_per_token,
+        "kv_bytes_full_context": spec.bytes_per_token * model.config.max_position_embeddings,
+    }
+    try:
+        config, spec = choose_config(model, EngineSizes(**engine.given()), tokenizer)
+    except CapacityError as error:
+        report["fits"] = {"error": str(error)}
+    else:
+        report["fits"] = {
+            "max_model_len": config.max_model_len, "max_num_seqs": config.max_num_seqs,
+            "max_num_batched_tokens": config.max_num_batched_tokens, "block_size": config.block_size,
+            "num_blocks": config.num_blocks, "kv_tokens": config.token_capacity,
+            "kv_cache_bytes": config.num_blocks * spec.block_bytes(config.block_size),
+        }
+        report["compilation"] = {"programs": Programs(model, spec, config, layers_per_program()).formula()}
+    folder = cache_folder()
+    report.setdefault("compilation", {})["cache"] = None if folder is None else {
+        "path": str(folder), **dataclasses.asdict(_contents(folder))}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Contents:
+    files: int
+    bytes: int
+
+
+def _contents(folder: Path) -> _Contents:
+    sizes = [file.stat().st_size for file in folder.rglob("*") if file.is_file()] if folder.is_dir() else []
+    return _Contents(len(sizes), sum(sizes))

@@ -1,0 +1,68 @@
+"""From options to a running ``LLM``, in the order that reaches the first token soonest."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from jaxllm.cli.options import EngineOptions, ModelOptions, SamplingOptions
+from jaxllm.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from jaxllm.llm import LLM
+    from jaxllm.tokenization import Tokenizer
+    from jaxllm.weights import ModelSource
+
+FEW_SEQS = 8
+"""Up to this many samples share one set of compiled programs; so do all larger numbers."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """A model whose headers and tokenizer are read, and whose weights are not."""
+
+    source: ModelSource
+    tokenizer: Tokenizer
+    imports: Future[Any]
+
+    def sampling_params(self, options: SamplingOptions, n: int = 1) -> SamplingParams:
+        """What the options ask for, on top of what the model recommends."""
+        self.imports.result()
+        from jaxllm.loading import sampling_defaults
+
+        return options.params(sampling_defaults(self.source), self.source.generation_config, n)
+
+
+def open_checkpoint(options: ModelOptions) -> Checkpoint:
+    """Find the model and read its headers and tokenizer while JAX is imported in another thread."""
+    from jaxllm.tokenization.loading import load_tokenizer
+    from jaxllm.weights import GGUFSource, default_model, resolve
+
+    name = options.model or default_model()
+    pool = ThreadPoolExecutor(1, "import")
+    imports = pool.submit(importlib.import_module, "jaxllm.llm")
+    pool.shutdown(wait=False)
+    source = resolve(name, options.revision)
+    of = source if options.tokenizer is None else resolve(options.tokenizer)
+    return Checkpoint(source, load_tokenizer(of.metadata if isinstance(of, GGUFSource) else of.path), imports)
+
+
+def start(
+    checkpoint: Checkpoint, model: ModelOptions, engine: EngineOptions, *, num_seqs: int, num_tokens: int,
+    params: SamplingParams,
+) -> LLM:
+    """Load the weights and compile what the first step needs.
+
+    num_seqs: samples that will be wanted at once. num_tokens: tokens of the first prompts.
+    """
+    checkpoint.imports.result()
+    from jaxllm.llm import LLM
+    from jaxllm.loading import FirstStep
+
+    sizes = engine.given()
+    if sizes["max_num_seqs"] is None and num_seqs <= FEW_SEQS:
+        sizes["max_num_seqs"] = 1 if num_seqs == 1 else FEW_SEQS
+    return LLM(checkpoint.source, tokenizer=checkpoint.tokenizer, dtype=model.dtype,
+               first_step=FirstStep(num_tokens, params), **sizes)
