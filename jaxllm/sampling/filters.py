@@ -14,8 +14,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxllm.sampling.reductions import argmax, count, isolated_exp, ordered_sum, top_k
+from jaxllm.sampling.reductions import argmax, count, isolated_exp, top_k
 from jaxllm.sampling.rows import SamplingRows
+from pallas_kernels.reductions import row_sum
 
 SHORT_LIST = 64
 """Up to this k, top-k reads its threshold off the sorted best; beyond, it bisects."""
@@ -147,7 +148,7 @@ def draw_top_p(
     with jax.named_scope("top_p"):
         weights = isolated_exp(jnp.where(scores > -jnp.inf, scaled, -jnp.inf))
         # p = 1 must keep all, whatever the rounding of the sums.
-        target = jnp.where(top_p < 1, top_p * ordered_sum(weights), jnp.inf)
+        target = jnp.where(top_p < 1, top_p * row_sum(weights), jnp.inf)
 
         def undecided(carry: tuple[Array, Array, Array, Array, Array]) -> Array:
             return jnp.any(~carry[0])
@@ -157,7 +158,7 @@ def draw_top_p(
             candidates = jnp.where(preceding(logits, limit_value, limit_token), scores, -jnp.inf)
             drawn, best = argmax(candidates)
             value = jnp.take_along_axis(logits, drawn[:, None], axis=1)[:, 0]
-            mass = ordered_sum(jnp.where(preceding(logits, value, drawn), weights, 0))
+            mass = row_sum(jnp.where(preceding(logits, value, drawn), weights, 0))
             outside = (mass >= target) & jnp.isfinite(best)  # rows of NaN or of -inf only must end the loop too
             return (
                 done | ~outside,

@@ -13,8 +13,9 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jaxllm.outputs import Logprob
-from jaxllm.sampling.reductions import count, isolated_exp, ordered_sum, top_k
+from jaxllm.sampling.reductions import count, isolated_exp, top_k
 from jaxllm.sampling.tiles import map_row_tiles
+from pallas_kernels.reductions import row_sum
 
 
 class TokenLogprobs(NamedTuple):
@@ -39,7 +40,7 @@ def token_logprobs(logits: Float[Array, "C V"], targets: Int[Array, " C"], k: in
 
 def _token_logprobs(logits: Float[Array, "C V"], targets: Int[Array, " C"], *, k: int) -> TokenLogprobs:
     best = jnp.max(logits, axis=-1)
-    total = ordered_sum(isolated_exp(logits - best[:, None]))
+    total = row_sum(isolated_exp(logits - best[:, None]))
     log_total = lax.optimization_barrier(jnp.log(lax.optimization_barrier(total)))
     target_logits = jnp.take_along_axis(logits, jnp.maximum(targets, 0)[:, None], axis=1)[:, 0]
     logprob = (target_logits - best) - log_total

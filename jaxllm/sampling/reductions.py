@@ -1,11 +1,6 @@
 """Reductions over the vocabulary whose result for a row depends on that row alone, bit for bit.
 
-XLA promises no order for a float sum, and picks its code by the size of the whole array: a plain ``jnp.sum(x, -1)``, or
-one over lanes, changes with the number of rows. The sums here are spelled out as elementwise additions, which have one
-order. On the CPU they are also the fast form: the first step, from V to V / 8, takes what computes its operand (a
-comparison, a mask) into the same loop, where XLA's own reductions first write that operand to memory.
-
-Ties go to the lowest index throughout.
+Sums are in the order of ``pallas_kernels.reductions``. Ties go to the lowest index throughout.
 """
 
 from __future__ import annotations
@@ -16,30 +11,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-_FOLD = 8
+from pallas_kernels.reductions import fold
+
 _LANES = 32
-
-
-def _fold(x: Float[Array, "B V"]) -> Float[Array, "B W"]:
-    """Add up the row's ``_FOLD`` parts, end to end, by a fixed tree: one loop that reads x once."""
-    width = x.shape[1]
-    size = -(-width // _FOLD)
-    parts = [x[:, start : start + size] for start in range(0, width, size)]
-    parts[-1] = jnp.pad(parts[-1], ((0, 0), (0, size - parts[-1].shape[1])))
-    while len(parts) > 1:
-        pairs = [left + right for left, right in zip(parts[::2], parts[1::2], strict=False)]
-        parts = pairs + parts[len(pairs) * 2 :]
-    return lax.optimization_barrier(parts[0])  # or XLA fuses all the steps and computes each many times
-
-
-def ordered_sum(x: Float[Array, "B V"]) -> Float[Array, " B"]:
-    """Row sums in a fixed order.
-
-    Monotone for non-negative terms: raising a term never lowers the sum, since rounding is monotone in each step.
-    """
-    while x.shape[1] > 1:
-        x = _fold(x)
-    return x[:, 0]
 
 
 def isolated_exp(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
@@ -49,12 +23,12 @@ def isolated_exp(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 
 def count(mask: Bool[Array, "B V"]) -> Int[Array, " B"]:
     """Number of true entries per row, at most 2**24 (float32 sums of integers are exact in any order up to there)."""
-    return jnp.sum(_fold(mask.astype(jnp.float32)), axis=-1).astype(jnp.int32)
+    return jnp.sum(fold(mask.astype(jnp.float32)), axis=-1).astype(jnp.int32)
 
 
 def holds_nan_or_inf(x: Float[Array, "B V"]) -> Bool[Array, " B"]:
     """Which rows hold NaN or +inf (-inf is ordinary). By a sum, since XLA's CPU maximum may drop a NaN."""
-    total = jnp.sum(_fold(x * jnp.float32(2.0**-24)), axis=-1)  # scaled so that finite entries cannot overflow
+    total = jnp.sum(fold(x * jnp.float32(2.0**-24)), axis=-1)  # scaled so that finite entries cannot overflow
     return ~(total < jnp.inf)
 
 

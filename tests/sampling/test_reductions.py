@@ -7,34 +7,35 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxllm.sampling.reductions import argmax, count, holds_nan_or_inf, isolated_exp, ordered_sum, top_k
+from jaxllm.sampling.reductions import argmax, count, holds_nan_or_inf, isolated_exp, top_k
+from pallas_kernels.reductions import row_sum
 
 WIDTHS = [1, 31, 6401, *(pytest.param(width, marks=pytest.mark.sweep) for width in (5, 16, 257, 1000, 2048))]
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_ordered_sum_is_accurate(width):
+def test_row_sum_is_accurate(width):
     """Against float64; every term goes through at most 3 additions for each factor of 8, each of half an ulp."""
     x = np.random.default_rng(width).exponential(size=(8, width)).astype(np.float32)
-    np.testing.assert_allclose(jax.jit(ordered_sum)(x), x.sum(-1, dtype=np.float64), rtol=16 * 2**-24)
+    np.testing.assert_allclose(jax.jit(row_sum)(x), x.sum(-1, dtype=np.float64), rtol=16 * 2**-24)
 
 
 @pytest.mark.parametrize("width", [257, *(pytest.param(w, marks=pytest.mark.sweep) for w in (31, 1000, 2048, 6401))])
-def test_ordered_sum_and_exp_of_a_row_are_the_same_bits_in_any_batch(width):
+def test_row_sum_and_exp_of_a_row_are_the_same_bits_in_any_batch(width):
     rng = np.random.default_rng(width)
     x = rng.normal(0, 5, (128, width)).astype(np.float32)
-    f = jax.jit(lambda x: ordered_sum(isolated_exp(x)))
+    f = jax.jit(lambda x: row_sum(isolated_exp(x)))
     whole = np.asarray(f(x))
     for rows in (1, 2, 3, 4, 8, 16, 24, 64):
         start = int(rng.integers(0, 128 - rows))
         assert np.array_equal(f(x[start : start + rows]), whole[start : start + rows])
 
 
-def test_ordered_sum_is_monotone_in_its_terms():
+def test_row_sum_is_monotone_in_its_terms():
     """Hiding one more term never raises the sum: top-p's set is a prefix because of this."""
     x = np.sort(np.random.default_rng(0).exponential(size=300).astype(np.float32) ** 4)
     hidden = jnp.tril(jnp.ones((300, 300), jnp.float32)) * x
-    assert (np.diff(np.asarray(jax.jit(ordered_sum)(hidden))) >= 0).all()
+    assert (np.diff(np.asarray(jax.jit(row_sum)(hidden))) >= 0).all()
 
 
 @pytest.mark.parametrize("width", WIDTHS)
