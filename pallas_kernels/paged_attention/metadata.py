@@ -104,7 +104,8 @@ def _cut_into_tiles(
     is_decode = counts == 1
     num_decodes = jnp.sum(is_decode, dtype=jnp.int32)
     order = jnp.argsort(jnp.where(is_decode, -lengths, 1)).astype(jnp.int32)
-    padded = -(-num_rows // decode_tile(num_rows)) * decode_tile(num_rows)
+    size = decode_tile(num_rows, num_tokens_padded)
+    padded = -(-num_rows // size) * size
     order = jnp.pad(order, (0, padded - num_rows))
     place = jnp.arange(padded, dtype=jnp.int32)
     decode_lengths = jnp.where(place < num_decodes, lengths[order], 0)

@@ -2,7 +2,8 @@
 
 On the CPU the result for a query is bitwise the same for any number of queries and rows beside it, because
 
-- the dots have at least two query rows (the one-row kernels add in another order);
+- the dots have at least two query rows (the one-row kernels add in another order), and in float32 the dots with the
+  values at most `FLOAT32_ROWS` (from about 50 rows on, they run in a kernel that adds in another order);
 - ``exp`` stands between optimization barriers (fused with its neighbours, its last bit depends on the loop's shape);
 - sums over keys have a fixed order (`row_sum`);
 - a group in which a query sees no key leaves its state bitwise unchanged: its weights are 0 and its factor is 1.
@@ -20,6 +21,9 @@ from pallas_kernels.reductions import row_sum
 
 LOWEST = -1e30
 """Running maximum before any key was seen; finite, so that differences with it are never NaN."""
+
+FLOAT32_ROWS = 48
+"""Most query rows in one float32 dot of weights and values."""
 
 
 class State(NamedTuple):
@@ -59,8 +63,7 @@ def add_group(
     factor = _exp(state.largest - largest)
     weights = _exp(scores - largest[..., None])
     total = state.total * factor + row_sum(weights)
-    values = jnp.einsum("bqg,bgh->bqh", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
-    return State(largest, total, state.values * factor[..., None] + values)
+    return State(largest, total, state.values * factor[..., None] + _weighted_values(weights, v))
 
 
 def finish(state: State) -> tuple[Float[Array, "B Q H"], Float[Array, "B Q"]]:
@@ -69,6 +72,24 @@ def finish(state: State) -> tuple[Float[Array, "B Q H"], Float[Array, "B Q"]]:
     total = jnp.where(empty, 1, state.total)
     lse = jnp.where(empty, -jnp.inf, state.largest + _log(total))
     return state.values / total[..., None], lse
+
+
+def _weighted_values(weights: Float[Array, "B Q G"], v: Float[Array, "B G H"]) -> Float[Array, "B Q H"]:
+    if v.dtype == jnp.float32:
+        pieces = jnp.array_split(weights, -(-weights.shape[1] // FLOAT32_ROWS), axis=1)
+    elif v.dtype == jnp.bfloat16:
+        pieces = [_to_bfloat16(weights)]
+    else:
+        pieces = [weights.astype(v.dtype)]
+    dots = [jnp.einsum("bqg,bgh->bqh", piece, v, preferred_element_type=jnp.float32) for piece in pieces]
+    return dots[0] if len(dots) == 1 else jnp.concatenate(dots, axis=1)
+
+
+def _to_bfloat16(x: Float[Array, " ..."]) -> Float[Array, " ..."]:
+    """Round to nearest even, as ``astype`` does at several times the cost on CPUs for minding every kind of NaN."""
+    bits = lax.bitcast_convert_type(x, jnp.uint32)
+    rounded = bits + 0x7FFF + ((bits >> 16) & 1)
+    return lax.bitcast_convert_type((rounded >> 16).astype(jnp.uint16), jnp.bfloat16)
 
 
 def _exp(x: Array) -> Array:

@@ -6,23 +6,19 @@ values are the fastest of those measured on CPUs.
 
 from __future__ import annotations
 
-import math
-
-from pallas_kernels.reductions import LANES
-
-DECODE_TILE = 16
-"""Rows with a single query that are computed together."""
+DECODE_TILE = 8
+"""Most rows with a single query that are computed together."""
 
 PREFILL_TILE = 64
-"""Consecutive queries of one row that are computed together."""
+"""Most consecutive queries of one row that are computed together."""
 
 GROUP_TOKENS = 256
 """About how many consecutive keys one step of the online softmax takes."""
 
 
-def decode_tile(num_rows: int) -> int:
-    """Rows in a decode tile of an engine with this many rows."""
-    return min(DECODE_TILE, num_rows)
+def decode_tile(num_rows: int, num_tokens_padded: int) -> int:
+    """Rows in a decode tile; small steps take small tiles, since an unused place costs as much as a used one."""
+    return max(1, min(DECODE_TILE, num_rows, num_tokens_padded // 4))
 
 
 def prefill_tile(num_tokens_padded: int) -> int:
@@ -31,6 +27,5 @@ def prefill_tile(num_tokens_padded: int) -> int:
 
 
 def blocks_per_group(block_size: int) -> int:
-    """Blocks in a key group: about GROUP_TOKENS keys, and a whole number of LANES."""
-    unit = LANES // math.gcd(block_size, LANES)
-    return unit * max(1, round(GROUP_TOKENS / (block_size * unit)))
+    """Blocks in a key group: about GROUP_TOKENS keys."""
+    return max(1, round(GROUP_TOKENS / block_size))

@@ -59,7 +59,7 @@ def _decode_rows(
     """Attend from the packed rows that have one query; what lies past the last of them is zero."""
     tiles = metadata.tiles
     num_heads, head_dim = q.shape[1:]
-    size = decode_tile(metadata.lengths.shape[0])
+    size = decode_tile(metadata.lengths.shape[0], q.shape[0])
     repeat = num_heads // keys.num_kv_heads
     num_queries = max(2, repeat)  # one row alone would run in a different dot kernel
 
