@@ -1,5 +1,5 @@
 """The command line: one program, ``jaxllm``."""
 
-from jaxllm.cli.app import app, main
+from jaxllm.cli.app import main
 
-__all__ = ["app", "main"]
+__all__ = ["main"]

@@ -39,17 +39,18 @@ def chat(
     console.set_up(quiet=quiet, debug=debug)
     sampling.check()
 
-    from jaxllm.cli.startup import open_checkpoint, start
+    from jaxllm.cli.startup import open_checkpoint, start, uncollected
 
-    checkpoint = open_checkpoint(model)
-    if checkpoint.tokenizer.chat_template is None:
-        raise ParameterError("model", checkpoint.source.name, "a model with a chat template, which this one lacks; "
-                                                              "'jaxllm generate' completes texts")
-    params = checkpoint.sampling_params(sampling)
-    greeting = Conversation(checkpoint.tokenizer, 1 << 30, system=system).prompt("Hello, who are you?")[0]
-    llm = start(checkpoint, model, engine, num_seqs=1, num_tokens=len(greeting["prompt_token_ids"]), params=params)
+    with uncollected():
+        checkpoint = open_checkpoint(model)
+        if checkpoint.tokenizer.chat_template is None:
+            raise ParameterError("model", checkpoint.source.name, "a model with a chat template, which this one lacks; "
+                                                                  "'jaxllm generate' completes texts")
+        params = checkpoint.sampling_params(sampling)
+        greeting = Conversation(checkpoint.tokenizer, 1 << 30, system=system).prompt("Hello, who are you?")[0]
+        llm = start(checkpoint, model, engine, num_seqs=1, num_tokens=len(greeting["prompt_token_ids"]), params=params)
     context = llm.engine.config.max_model_len
-    session = _Session(llm, Conversation(checkpoint.tokenizer, context, system=system, room=params.max_tokens), params)
+    session = Session(llm, Conversation(checkpoint.tokenizer, context, system=system, room=params.max_tokens), params)
     console.note(f"{checkpoint.source.name}, {context} tokens of context. /help lists the commands; Ctrl-C stops an "
                  "answer, Ctrl-D leaves.")
     session.run(MessageReader())
@@ -57,7 +58,7 @@ def chat(
         raise typer.Exit(1)
 
 
-class _Session:
+class Session:
     """The loop of questions and answers."""
 
     def __init__(self, llm: LLM, conversation: Conversation, params: SamplingParams) -> None:
@@ -68,29 +69,31 @@ class _Session:
 
     def run(self, reader: MessageReader) -> None:
         """Answer messages until there are no more."""
-        while True:
+        going_on = True
+        while going_on:
             try:
-                message = reader.read()
+                going_on = self._take(reader.read())
             except EOFError:
                 if reader.interactive:
                     console.write("\n")
                 return
-            except KeyboardInterrupt:
+            except KeyboardInterrupt:  # not during an answer
                 if not reader.interactive:
                     raise
                 console.note("\n(Ctrl-D or /exit leaves)")
-                continue
-            if message.lstrip().startswith("/"):
-                if not self._obey(message.strip()):
-                    return
-            elif message.strip():
-                try:
-                    self._answer(message)
-                except JaxLLMError as error:
-                    self._fail(str(error))
+            except JaxLLMError as error:
+                self._fail(str(error))
+
+    def _take(self, message: str) -> bool:
+        """Do what a message wants; whether to go on."""
+        if message.lstrip().startswith("/"):
+            return self._obey(message.strip())
+        if message.strip():
+            self._answer(message)
+        return True
 
     def _obey(self, command: str) -> bool:
-        """Do what a command says; whether to go on."""
+        """Do what a command says; whether to go on after it."""
         name, _, text = command.partition(" ")
         if name in ("/exit", "/quit"):
             return False
@@ -113,8 +116,8 @@ class _Session:
         prompt, forgotten = self._conversation.prompt(question)
         context, used = self._llm.engine.config.max_model_len, len(prompt["prompt_token_ids"])
         if forgotten:
-            console.note(f"the context of {context} tokens is full: the oldest {_turns(forgotten)} of the conversation "
-                         "are forgotten")
+            turns = "turn of the conversation is" if forgotten == 1 else f"{forgotten} turns of the conversation are"
+            console.note(f"the context of {context} tokens is full: the oldest {turns} forgotten")
         room = context - used
         limit = room if self._params.max_tokens is None else min(self._params.max_tokens, room)
         output = stream_text(self._llm.stream(prompt, self._params.replace(max_tokens=limit)), console.write)
@@ -135,7 +138,3 @@ class _Session:
     def _fail(self, message: str) -> None:
         self.failed = True
         console.error(message)
-
-
-def _turns(count: int) -> str:
-    return "turn" if count == 1 else f"{count} turns"

@@ -51,20 +51,21 @@ def generate(
     sampling.check()
     texts = _read_prompts(prompts, file)
 
-    from jaxllm.cli.startup import open_checkpoint, start
+    from jaxllm.cli.startup import open_checkpoint, start, uncollected
 
     began = time.perf_counter()
-    checkpoint = open_checkpoint(model)
-    tokenizer = checkpoint.tokenizer
-    as_chat = not raw and tokenizer.chat_template is not None
-    if not raw and not as_chat:
-        if system is not None:
-            raise ParameterError("system", system, f"{checkpoint.source.name} has no chat template to show it with")
-        console.note("the model has no chat template: the text is completed as it is")
-    requests = [_chat_prompt(tokenizer, text, system) if as_chat else text for text in texts]
-    params = checkpoint.sampling_params(sampling, n).replace(logprobs=logprobs)
-    llm = start(checkpoint, model, engine, num_seqs=n * len(texts), num_tokens=_count_tokens(tokenizer, requests),
-                params=params)
+    with uncollected():
+        checkpoint = open_checkpoint(model)
+        tokenizer = checkpoint.tokenizer
+        as_chat = not raw and tokenizer.chat_template is not None
+        if not raw and not as_chat:
+            if system is not None:
+                raise ParameterError("system", system, f"None, as {checkpoint.source.name} has no chat template")
+            console.note("the model has no chat template: the text is completed as it is")
+        requests = [_chat_prompt(tokenizer, text, system) if as_chat else text for text in texts]
+        params = checkpoint.sampling_params(sampling, n).replace(logprobs=logprobs)
+        llm = start(checkpoint, model, engine, num_seqs=n * len(texts), num_tokens=_count_tokens(tokenizer, requests),
+                    params=params)
     console.note(f"{checkpoint.source.name} is ready after {time.perf_counter() - began:.1f} s")
 
     if len(texts) == 1 and n == 1 and not as_json:

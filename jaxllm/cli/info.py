@@ -33,10 +33,12 @@ def info(
         raise typer.BadParameter("the model is given twice", param_hint="--model")
 
     from jaxllm.cli.report import describe
+    from jaxllm.cli.startup import uncollected
 
     # What would be warned about at a start is in the report.
     logging.getLogger("jaxllm").setLevel(logging.DEBUG if debug else logging.ERROR)
-    report, error = describe(dataclasses.replace(model, model=name or model.model), engine)
+    with uncollected():
+        report, error = describe(dataclasses.replace(model, model=name or model.model), engine)
     if as_json:
         report["error"] = None if error is None else {"type": type(error).__name__, "message": str(error)}
         print(json.dumps(report, ensure_ascii=False, indent=2))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import importlib
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+import gc
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from jaxllm.cli.options import EngineOptions, ModelOptions, SamplingOptions
 from jaxllm.sampling_params import SamplingParams
@@ -19,34 +20,40 @@ FEW_SEQS = 8
 """Up to this many samples share one set of compiled programs; so do all larger numbers."""
 
 
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """No garbage collections: a start makes a million objects; looking for garbage among them takes a sixth of it."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
     """A model whose headers and tokenizer are read, and whose weights are not."""
 
     source: ModelSource
     tokenizer: Tokenizer
-    imports: Future[Any]
 
     def sampling_params(self, options: SamplingOptions, n: int = 1) -> SamplingParams:
         """What the options ask for, on top of what the model recommends."""
-        self.imports.result()
         from jaxllm.loading import sampling_defaults
 
         return options.params(sampling_defaults(self.source), self.source.generation_config, n)
 
 
 def open_checkpoint(options: ModelOptions) -> Checkpoint:
-    """Find the model and read its headers and tokenizer while JAX is imported in another thread."""
+    """Find the model and read its headers and tokenizer. Nothing here needs JAX, so that errors come at once."""
     from jaxllm.tokenization.loading import load_tokenizer
     from jaxllm.weights import GGUFSource, default_model, resolve
 
-    name = options.model or default_model()
-    pool = ThreadPoolExecutor(1, "import")
-    imports = pool.submit(importlib.import_module, "jaxllm.llm")
-    pool.shutdown(wait=False)
-    source = resolve(name, options.revision)
+    source = resolve(options.model or default_model(), options.revision)
     of = source if options.tokenizer is None else resolve(options.tokenizer)
-    return Checkpoint(source, load_tokenizer(of.metadata if isinstance(of, GGUFSource) else of.path), imports)
+    return Checkpoint(source, load_tokenizer(of.metadata if isinstance(of, GGUFSource) else of.path))
 
 
 def start(
@@ -57,7 +64,6 @@ def start(
 
     num_seqs: samples that will be wanted at once. num_tokens: tokens of the first prompts.
     """
-    checkpoint.imports.result()
     from jaxllm.llm import LLM
     from jaxllm.loading import FirstStep
 

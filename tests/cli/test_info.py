@@ -1,0 +1,142 @@
+"""``jaxllm info``: figures against the checkpoint's files and the engine that would be built."""
+
+from __future__ import annotations
+
+import json
+
+import gguf
+import numpy as np
+import pytest
+import safetensors.numpy
+from tiny_folder import CONFIG, write_tiny_folder
+
+from jaxllm import LLM
+from jaxllm.compilation import ENVIRONMENT
+from jaxllm.weights import ConfigSource
+from jaxllm.weights.packaged import PACKAGED_MODELS
+
+SIZES = ("--max-num-seqs", "4", "--max-num-batched-tokens", "32", "--max-model-len", "128", "--block-size", "16")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv(ENVIRONMENT, str(tmp_path / "cache"))
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "program").write_bytes(b"x" * 2048)
+
+
+def report(run, *arguments, exit_code=0):
+    result = run("info", "--json", *arguments)
+    assert result.exit_code == exit_code, result.stderr
+    return json.loads(result.stdout)
+
+
+def test_the_checkpoints_own_figures(run, folder, tmp_path):
+    found = report(run, folder, "--dtype", "float32")
+    tensors = safetensors.numpy.load_file(folder / "model.safetensors")
+    nbytes = sum(tensor.nbytes for tensor in tensors.values())
+    assert found["stored"] == {"tensors": len(tensors), "bytes": nbytes,
+                               "types": {"F32": {"tensors": len(tensors), "bytes": nbytes}}}
+    model = found["model"]
+    assert model["parameters"] == sum(tensor.size for tensor in tensors.values())
+    assert (model["architectures"], model["family"]) == (["LlamaForCausalLM"], "llama")
+    assert (model["num_layers"], model["num_kv_heads"]) == (CONFIG["num_hidden_layers"], CONFIG["num_key_value_heads"])
+    for name in ("hidden_size", "intermediate_size", "vocab_size", "max_position_embeddings"):
+        assert model[name] == CONFIG[name]
+    assert found["running"]["weight_bytes"] == nbytes
+    kv = 2 * CONFIG["num_hidden_layers"] * CONFIG["num_key_value_heads"] * 8 * 4
+    assert found["running"]["kv_bytes_per_token"] == kv
+    assert found["running"]["kv_bytes_full_context"] == kv * 256
+    assert found["tokenizer"] == {"kind": "BPE", "vocab_size": 259, "chat_template": True, "bos_token_id": None,
+                                  "end_token_ids": {"258": "<|im_end|>"}}
+    assert found["compilation"]["cache"] == {"path": str(tmp_path / "cache"), "files": 1, "bytes": 2048}
+    assert found["error"] is None
+
+
+def test_what_would_fit_is_what_the_engine_takes(run, folder):
+    found = report(run, folder, *SIZES)
+    llm = LLM(folder, max_num_seqs=4, max_num_batched_tokens=32, max_model_len=128, block_size=16)
+    config, stats = llm.engine.config, llm.stats()
+    for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "num_blocks"):
+        assert found["fits"][name] == getattr(config, name)
+    assert found["fits"]["kv_tokens"] == stats.kv_blocks_total * 16
+    assert found["fits"]["kv_cache_bytes"] == found["running"]["kv_bytes_per_token"] * 16 * config.num_blocks
+    assert found["compilation"]["programs"] == llm.engine._runner.programs.formula()
+
+
+def test_the_text_says_the_same(run, folder):
+    result = run("info", folder, *SIZES, "--dtype", "float32")
+    assert result.exit_code == 0
+    text = " ".join(result.stdout.split())
+    for part in ("LlamaForCausalLM (family llama)", "2, width 32, MLP 48", "4 heads, 2 KV heads, head dim 8",
+                 "256 tokens", "chat template yes", "258 '<|im_end|>'", "paged_attention: xla", "in float32",
+                 "longest request 128 tokens", "4 samples, 32 tokens a step", "1 files, 2.0 KiB", "at most "):
+        assert part in text
+
+
+def test_what_does_not_fit_says_which_number_to_change(run, folder):
+    found = report(run, folder, "--kv-cache-bytes", "64K", "--max-model-len", "256", "--dtype", "float32")
+    assert "raise kv_cache_bytes" in found["fits"]["error"]
+    assert "programs" not in found["compilation"]
+    text = run("info", folder, "--kv-cache-bytes", "64K", "--max-model-len", "256", "--dtype", "float32").stdout
+    assert "no: max_model_len=256 needs" in text
+
+
+def test_an_unsupported_architecture_is_described_as_far_as_it_goes(run, tmp_path):
+    write_tiny_folder(tmp_path / "odd", architectures=["Qwen9ForCausalLM"])
+    found = report(run, tmp_path / "odd", exit_code=1)
+    assert found["model"]["architectures"] == ["Qwen9ForCausalLM"]
+    assert found["stored"]["types"].keys() == {"F32"}
+    assert found["tokenizer"]["chat_template"]
+    assert "'Qwen9ForCausalLM' is not supported" in found["error"]["message"]
+    result = run("info", tmp_path / "odd")
+    assert result.exit_code == 1
+    assert "Qwen9ForCausalLM" in result.stdout
+    assert result.stderr.startswith("error: architecture 'Qwen9ForCausalLM' is not supported")
+
+
+def test_an_unsupported_gguf_architecture_is_described_as_far_as_it_goes(run, tmp_path):
+    path = tmp_path / "odd.gguf"
+    writer = gguf.GGUFWriter(path, "odd9")
+    writer.add_name("Odd Nine")
+    writer.add_tensor("token_embd.weight", np.zeros((4, 8), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    found = report(run, path, exit_code=1)
+    assert found["model"] == {"path": str(path), "name": "Odd Nine", "architecture": "odd9"}
+    assert found["stored"] == {"tensors": 1, "bytes": 128, "types": {"F32": {"tensors": 1, "bytes": 128}}}
+    assert "architecture 'odd9'" in found["error"]["message"]
+    assert "odd9" in run("info", path).stdout
+
+
+def test_a_hub_model_is_described_without_its_weights(run, folder, tmp_path, monkeypatch):
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for file in folder.iterdir():
+        if file.suffix != ".safetensors":
+            (bare / file.name).symlink_to(file)
+    monkeypatch.setattr("jaxllm.weights.locate.download_configuration", lambda name, revision: bare)
+    found = report(run, "org/name", "--dtype", "float32")
+    assert found["stored"] == {"tensors": 0, "bytes": 0, "types": {}}
+    whole = report(run, folder, "--dtype", "float32")
+    for section in ("running", "tokenizer"):
+        assert found[section] == whole[section]
+    assert "not downloaded" in run("info", "org/name").stdout
+    assert ConfigSource(bare).tensors == {}
+
+
+def test_the_packaged_model_is_the_default(run):
+    found = report(run)
+    assert found["model"]["name"] == PACKAGED_MODELS[0].name
+    assert found["model"]["parameters"] == 134_515_008
+    assert found["stored"]["types"].keys() == {"Q4_1", "Q8_0", "F32"}
+    assert found["running"]["kv_bytes_per_token"] % (2 * 30 * 3 * 64) == 0
+
+
+def test_a_model_that_is_not_there_is_an_error(run):
+    result = run("info", "/no/such/model")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "error: no such file or folder: '/no/such/model'\n"
+    assert run("info", "a", "-m", "b").exit_code == 2

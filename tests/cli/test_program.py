@@ -1,0 +1,130 @@
+"""The program as a process: its imports, its exit codes, its pipes, Ctrl-C at a terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tiny_folder import write_tiny_folder
+
+PROGRAM = [sys.executable, "-c", "from jaxllm.cli import main; main()"]
+PATIENCE = 120.0  # seconds, for a machine that does much else
+ENDLESS = ("--ignore-eos", "--max-tokens", "100000", "--max-num-batched-tokens", "32")
+
+
+@pytest.fixture(scope="module")
+def talker(tmp_path_factory):
+    """A tiny model with a context that takes minutes to fill."""
+    return write_tiny_folder(tmp_path_factory.mktemp("talker") / "talker", max_position_embeddings=1 << 17)
+
+
+def environment():
+    return {**os.environ, "NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "200"}
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["generate", "--help"], ["--version"], ["info", "a", "-m", "b"]])
+def test_help_and_usage_errors_do_not_import_jax(arguments):
+    code = ("import sys\nfrom jaxllm.cli.app import app\ntry:\n    app(prog_name='jaxllm')\nexcept SystemExit: pass\n"
+            "heavy = {'jax', 'numpy', 'flax', 'tokenizers', 'huggingface_hub'} & set(sys.modules)\n"
+            "print(sorted(heavy), file=sys.stderr)")
+    result = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=PATIENCE,
+                            env=environment(), check=True)
+    assert result.stderr.splitlines()[-1] == "[]"
+
+
+def test_a_reader_that_goes_away_ends_it_quietly(talker):
+    process = subprocess.Popen([*PROGRAM, "generate", "-m", talker, "hi", *ENDLESS, "--quiet"], env=environment(),
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        assert len(process.stdout.read(5)) == 5
+        process.stdout.close()
+        errors = process.stderr.read()
+        assert process.wait(PATIENCE) == 1
+        assert errors == b""
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_an_interrupted_generate_keeps_its_text_and_exits_with_130(talker):
+    with Terminal("generate", "-m", talker, "hi", *ENDLESS) as terminal:
+        terminal.wait_for(b"is ready")
+        terminal.wait_for_more(50)
+        terminal.interrupt()
+        terminal.wait_for(b"finish: abort")
+        assert terminal.exit_code() == 130
+        assert b"Traceback" not in terminal.screen
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_chat(talker):
+    with Terminal("chat", "-m", talker, *ENDLESS) as terminal:
+        for number in range(2):
+            terminal.wait_for(b"> ", count=number + 1)
+            terminal.type(b"hello\n")
+            terminal.wait_for_more(50)
+            terminal.interrupt()
+            terminal.wait_for(b"(interrupted)", count=number + 1)
+        terminal.interrupt()
+        terminal.wait_for(b"(Ctrl-D or /exit leaves)")
+        terminal.type(b"\x04")
+        assert terminal.exit_code() == 0
+        assert b"Traceback" not in terminal.screen
+
+
+class Terminal:
+    """The program at a terminal of its own."""
+
+    def __init__(self, *arguments):
+        self._ours, theirs = pty.openpty()
+        self.screen = b""
+        self._process = subprocess.Popen([*PROGRAM, *map(str, arguments)], env=environment(), stdin=theirs,
+                                         stdout=theirs, stderr=theirs, start_new_session=True)
+        os.close(theirs)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self._process.kill()
+        self._process.wait()
+        os.close(self._ours)
+
+    def type(self, text):
+        os.write(self._ours, text)
+
+    def interrupt(self):
+        self._process.send_signal(signal.SIGINT)
+
+    def wait_for(self, text, count=1):
+        self._read_until(lambda: self.screen.count(text) >= count, f"{text!r}, {count} times")
+
+    def wait_for_more(self, size):
+        goal = len(self.screen) + size
+        self._read_until(lambda: len(self.screen) >= goal, f"{size} more bytes")
+
+    def exit_code(self):
+        self._read_until(lambda: self._process.poll() is not None, "its end")
+        return self._process.returncode
+
+    def _read_until(self, condition, what):
+        deadline = time.monotonic() + PATIENCE
+        while not condition():
+            assert time.monotonic() < deadline, f"waited for {what}; the screen shows {self.screen[-2000:]!r}"
+            if select.select([self._ours], [], [], 0.05)[0]:
+                try:
+                    self.screen += os.read(self._ours, 65536)
+                except OSError:  # the other side is closed
+                    time.sleep(0.01)
+
+
+def test_the_entry_point_is_this_program():
+    script = Path(sys.executable).with_name("jaxllm")
+    result = subprocess.run([script, "--version"], capture_output=True, text=True, timeout=PATIENCE, check=True)
+    assert result.stdout.startswith("jaxllm ")
