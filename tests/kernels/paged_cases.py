@@ -1,0 +1,157 @@
+"""Steps for the attention tests: rows over a pool in which everything that must not be read is NaN."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+
+from pallas_kernels.paged_attention import paged_attention, paged_attention_metadata
+from pallas_kernels.paged_attention.oracle import attend_rows
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a model and an engine fix: heads, head dim, block size, dtype, rows, blocks per row."""
+
+    num_heads: int = 6
+    num_kv_heads: int = 2
+    head_dim: int = 64
+    block_size: int = 16
+    dtype: str = "bfloat16"
+    blocks_per_row: int = 48
+
+    @property
+    def numpy_dtype(self) -> np.dtype:
+        return np.dtype(self.dtype if self.dtype != "bfloat16" else ml_dtypes.bfloat16)
+
+
+@dataclass
+class Case:
+    """One step, as numpy arrays."""
+
+    q: np.ndarray
+    k_pool: np.ndarray
+    v_pool: np.ndarray
+    tables: np.ndarray
+    query_start: np.ndarray
+    lengths: np.ndarray
+    largest: float  # of the values that may be read, by magnitude
+
+    @property
+    def num_real(self) -> int:
+        return int(self.query_start[-1])
+
+
+def contexts(rng: np.random.Generator, shape: Shape, lengths: Sequence[int]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Keys and values [length, K, H] of each row."""
+    return [
+        tuple(
+            rng.standard_normal((length, shape.num_kv_heads, shape.head_dim)).astype(shape.numpy_dtype)
+            for _ in range(2)
+        )
+        for length in lengths
+    ]
+
+
+def build(
+    rng: np.random.Generator,
+    shape: Shape,
+    counts: Sequence[int],
+    lengths: Sequence[int],
+    num_tokens: int,
+    *,
+    kv: list[tuple[np.ndarray, np.ndarray]] | None = None,
+    window: int | None = None,
+    shared_blocks: int = 0,
+    garbage: float = np.nan,
+) -> Case:
+    """Lay rows out over shuffled blocks.
+
+    ``garbage`` fills the null block, free blocks, the rest of each last block, and with a window the slots that have
+    left it. Table entries past a row's length point anywhere, -1 and beyond the pool included. The first
+    ``shared_blocks`` blocks of all rows are those of row 0.
+    """
+    size = shape.block_size
+    num_rows = len(lengths)
+    if kv is None:
+        kv = contexts(rng, shape, lengths)
+    if shared_blocks:
+        for k, v in kv[1:]:
+            k[: shared_blocks * size], v[: shared_blocks * size] = (x[: shared_blocks * size] for x in kv[0])
+    num_blocks = 1 + num_rows * shape.blocks_per_row  # the same for all cases of a shape: one compilation
+    free = list(1 + rng.permutation(num_blocks - 1))
+    tables = rng.integers(-1, num_blocks + 2, (num_rows, shape.blocks_per_row)).astype(np.int32)
+    pools = np.full((2, num_blocks, shape.num_kv_heads, size, shape.head_dim), garbage, shape.numpy_dtype)
+    for row, (count, length) in enumerate(zip(counts, lengths, strict=True)):
+        needed = -(-length // size)
+        tables[row, :needed] = [free.pop() for _ in range(needed)]
+        if row:
+            tables[row, :shared_blocks] = tables[0, :shared_blocks]
+        oldest = 0 if window is None else max(0, length - count - window + 1)
+        position = np.arange(oldest, length)
+        for pool, values in zip(pools, kv[row], strict=True):
+            pool[tables[row, position // size], :, position % size] = values[oldest:]
+        if window is not None:
+            tables[row, : oldest // size] = 0  # given back
+    query_start = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    q = rng.standard_normal((num_tokens, shape.num_heads, shape.head_dim)) * 2
+    q[query_start[-1] :] = garbage
+    largest = max((float(np.abs(v).max()) for _, v in kv if v.size), default=0.0)
+    return Case(q.astype(shape.numpy_dtype), *pools, tables, query_start, np.asarray(lengths, np.int32), largest)
+
+
+@partial(jax.jit, static_argnames=("scale", "window", "soft_cap", "implementation"))
+def _attend(q, k_pool, v_pool, tables, query_start, lengths, sinks, *, scale, window, soft_cap, implementation):
+    metadata = paged_attention_metadata(tables, query_start, lengths, q.shape[0], k_pool.shape[2])
+    return paged_attention(
+        q,
+        k_pool,
+        v_pool,
+        metadata,
+        scale=scale,
+        window=window,
+        soft_cap=soft_cap,
+        sinks=sinks,
+        return_lse=True,
+        implementation=implementation,
+    )
+
+
+def attend(
+    case: Case,
+    implementation: str,
+    *,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Output (exactly as float32) and lse of a case."""
+    out, lse = _attend(
+        *(jnp.asarray(x) for x in (case.q, case.k_pool, case.v_pool, case.tables, case.query_start, case.lengths)),
+        None if sinks is None else jnp.asarray(sinks, jnp.float32),
+        scale=case.q.shape[-1] ** -0.5,
+        window=window,
+        soft_cap=soft_cap,
+        implementation=implementation,
+    )
+    return np.asarray(out.astype(jnp.float32)), np.asarray(lse)
+
+
+def expected(case: Case, **options) -> tuple[np.ndarray, np.ndarray]:
+    """The oracle's output, not rounded to the case's dtype, and lse."""
+    return attend_rows(
+        case.q,
+        case.k_pool,
+        case.v_pool,
+        case.tables,
+        case.query_start,
+        case.lengths,
+        case.q.shape[-1] ** -0.5,
+        **options,
+    )

@@ -1,0 +1,82 @@
+"""Which implementation runs, and why."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from pallas_kernels import registry
+
+
+@pytest.fixture
+def operation(monkeypatch):
+    monkeypatch.setattr(registry, "_operations", {})
+    registry.register("twice", "slow", lambda: lambda x: x + x, summary="adds")
+    registry.register("twice", "fast", lambda: lambda x: 2 * x, summary="multiplies", default_on=("cpu",))
+    registry.register("twice", "later", lambda: lambda x: x << 1, summary="shifts", default_on=("cpu", "gpu"))
+    return "twice"
+
+
+def test_the_first_registered_for_the_platform_is_the_default(operation):
+    assert registry.choose(operation, platform="cpu").implementation.name == "fast"
+    assert registry.choose(operation, platform="gpu").implementation.name == "later"
+
+
+def test_the_environment_overrides_the_default_and_the_argument_overrides_both(operation, monkeypatch):
+    monkeypatch.setenv("PALLAS_KERNELS_TWICE", "slow")
+    assert registry.choose(operation).reason == "PALLAS_KERNELS_TWICE is set"
+    assert registry.choose(operation).implementation.name == "slow"
+    assert registry.choose(operation, "later").implementation.name == "later"
+
+
+def test_explain_names_the_choice_the_reason_and_the_rest(operation):
+    text = registry.explain(operation, platform="cpu")
+    assert text.splitlines() == [
+        "twice: fast (the default on cpu)",
+        "   slow: adds [only by name]",
+        " * fast: multiplies [default on cpu]",
+        "   later: shifts [default on cpu, gpu]",
+    ]
+
+
+def test_unknown_names_are_answered_with_what_exists(operation, monkeypatch):
+    with pytest.raises(ValueError, match=r"operation='thrice' does not exist; there are twice"):
+        registry.choose("thrice")
+    with pytest.raises(ValueError, match=r"implementation='quick'.*there are slow, fast, later"):
+        registry.choose(operation, "quick")
+    with pytest.raises(ValueError, match=r"no default on platform='tpu'; choose one of slow, fast, later"):
+        registry.choose(operation, platform="tpu")
+    monkeypatch.setenv("PALLAS_KERNELS_TWICE", "quick")
+    with pytest.raises(ValueError, match=r"PALLAS_KERNELS_TWICE='quick'.*there are slow, fast, later"):
+        registry.choose(operation)
+
+
+def test_registering_twice_or_for_an_unknown_platform_is_refused(operation):
+    with pytest.raises(ValueError, match="already has an implementation 'slow'"):
+        registry.register(operation, "slow", lambda: lambda x: x, summary="again")
+    with pytest.raises(ValueError, match="platforms are cpu, gpu, tpu"):
+        registry.register(operation, "new", lambda: lambda x: x, summary="new", default_on=("cuda",))
+
+
+@pytest.mark.parametrize("name", ["paged_attention", "kv_write"])
+def test_every_operation_has_an_oracle_and_a_default_everywhere(name):
+    assert "oracle" in registry.implementations(name)
+    for platform in registry.PLATFORMS:
+        chosen = registry.choose(name, platform=platform)
+        assert chosen.implementation.name != "oracle"
+        assert callable(chosen.implementation.load())
+    assert callable(registry.choose(name, "oracle").implementation.load())
+
+
+def test_the_package_does_not_import_jaxllm():
+    code = (
+        "import sys, pallas_kernels\n"
+        "from pallas_kernels import registry\n"
+        "for op in registry.operations():\n"
+        "    for name in registry.implementations(op):\n"
+        "        registry.choose(op, name).implementation.load()\n"
+        "sys.exit(any(m.split('.')[0] == 'jaxllm' for m in sys.modules))\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
