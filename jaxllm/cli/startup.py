@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from jaxllm.weights import ModelSource
 
 FEW_SEQS = 8
-"""Up to this many samples share one set of compiled programs; so do all larger numbers."""
 
 
 @contextlib.contextmanager
@@ -56,6 +55,11 @@ def open_checkpoint(options: ModelOptions) -> Checkpoint:
     return Checkpoint(source, load_tokenizer(of.metadata if isinstance(of, GGUFSource) else of.path))
 
 
+def enough_seqs(wanted: int) -> int | None:
+    """``max_num_seqs`` for so many samples: 1, ``FEW_SEQS`` or the platform's; each number has programs of its own."""
+    return 1 if wanted == 1 else FEW_SEQS if wanted <= FEW_SEQS else None
+
+
 def start(
     checkpoint: Checkpoint, model: ModelOptions, engine: EngineOptions, *, num_seqs: int, num_tokens: int,
     params: SamplingParams,
@@ -68,7 +72,7 @@ def start(
     from jaxllm.loading import FirstStep
 
     sizes = engine.given()
-    if sizes["max_num_seqs"] is None and num_seqs <= FEW_SEQS:
-        sizes["max_num_seqs"] = 1 if num_seqs == 1 else FEW_SEQS
+    if sizes["max_num_seqs"] is None:
+        sizes["max_num_seqs"] = enough_seqs(num_seqs)
     return LLM(checkpoint.source, tokenizer=checkpoint.tokenizer, dtype=model.dtype,
                first_step=FirstStep(num_tokens, params), **sizes)

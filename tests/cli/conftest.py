@@ -6,9 +6,13 @@ import pytest
 import typer.testing
 from tiny_folder import write_tiny_folder
 
+from jaxllm import LLM
 from jaxllm.cli.app import app
 
-SMALL = ("--max-num-batched-tokens", "32", "--max-model-len", "128")
+SIZES = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "max_model_len": 128, "block_size": 8}
+"""One set of sizes for all tests, so that they share their compiled programs."""
+
+OPTIONS = [part for name, value in SIZES.items() for part in (f"--{name.replace('_', '-')}", str(value))]
 
 
 @pytest.fixture(scope="session")
@@ -45,4 +49,16 @@ def run(monkeypatch):
 @pytest.fixture
 def generate(run, folder):
     """``jaxllm generate`` on the tiny model, with small sizes."""
-    return lambda *arguments, **settings: run("generate", "-m", folder, *SMALL, *arguments, **settings)
+    return lambda *arguments, **settings: run("generate", "-m", folder, *OPTIONS, *arguments, **settings)
+
+
+@pytest.fixture(scope="session")
+def small():
+    """The small sizes, as options of the program."""
+    return OPTIONS
+
+
+@pytest.fixture(scope="session")
+def llm(folder):
+    """The tiny model with the same sizes, called as a library."""
+    return LLM(folder, **SIZES)

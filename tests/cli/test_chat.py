@@ -9,7 +9,7 @@ import types
 
 import pytest
 
-from jaxllm import LLM, CompletionOutput, OutputError, RequestOutput, SamplingParams
+from jaxllm import CompletionOutput, OutputError, RequestOutput, SamplingParams
 from jaxllm.cli import console
 from jaxllm.cli.chat import Session
 from jaxllm.cli.conversation import Conversation
@@ -170,16 +170,14 @@ def test_a_message_that_cannot_fit_is_an_error_and_the_chat_goes_on(talk):
     assert (out, session.failed) == ("b\n", True)
 
 
-def test_a_script_of_lines_gives_what_the_library_gives(run, folder):
-    llm = LLM(folder, max_num_seqs=1, max_num_batched_tokens=32, max_model_len=128, block_size=8)
+def test_a_script_of_lines_gives_what_the_library_gives(run, folder, small, llm):
     params, messages, expected = SamplingParams(temperature=0.0, max_tokens=8), [], ""
     for text in ("hi", "go on"):
         messages.append({"role": "user", "content": text})
         (answer,) = llm.chat(messages, params)
         messages.append({"role": "assistant", "content": answer.outputs[0].text})
         expected += answer.outputs[0].text + "\n"
-    result = run("chat", "-m", folder, "--max-num-batched-tokens", 32, "--max-model-len", 128, "--block-size", 8,
-                 "--max-tokens", 8, stdin="hi\ngo on\n")
+    result = run("chat", "-m", folder, *small, "--max-tokens", 8, stdin="hi\ngo on\n")
     assert (result.exit_code, result.stdout) == (0, expected)
     assert "prompt tokens from the cache" in result.stderr
 

@@ -6,14 +6,9 @@ import json
 
 import pytest
 
-from jaxllm import LLM, SamplingParams
+from jaxllm import SamplingParams
 
 TALK = [{"role": "user", "content": "hi"}]
-
-
-@pytest.fixture(scope="module")
-def llm(folder):
-    return LLM(folder, max_num_seqs=8, max_num_batched_tokens=32, max_model_len=128)
 
 
 def greedy(**changes):
@@ -109,14 +104,14 @@ def test_debug_shows_the_traceback(run):
         run("generate", "-m", "/no/such/model", "hi", "--debug")
 
 
-def test_a_model_without_a_chat_template_completes_the_text_and_says_so(run, folder, tmp_path):
+def test_a_model_without_a_chat_template_completes_the_text_and_says_so(run, folder, small, tmp_path):
     bare = tmp_path / "bare"
     bare.mkdir()
     for file in folder.iterdir():
         (bare / file.name).symlink_to(file)
     (bare / "tokenizer_config.json").unlink()
     (bare / "tokenizer_config.json").write_text('{"eos_token": "<|im_end|>"}')
-    options = ("-m", bare, "--max-tokens", 4, "--max-num-batched-tokens", 32, "--max-model-len", 128)
+    options = ("-m", bare, "--max-tokens", 4, *small)
     result = run("generate", *options, "hi")
     assert "no chat template" in result.stderr
     assert result.stdout == run("generate", *options, "--raw", "hi").stdout

@@ -10,12 +10,9 @@ import pytest
 import safetensors.numpy
 from tiny_folder import CONFIG, write_tiny_folder
 
-from jaxllm import LLM
 from jaxllm.compilation import ENVIRONMENT
 from jaxllm.weights import ConfigSource
 from jaxllm.weights.packaged import PACKAGED_MODELS
-
-SIZES = ("--max-num-seqs", "4", "--max-num-batched-tokens", "32", "--max-model-len", "128", "--block-size", "16")
 
 
 @pytest.fixture(autouse=True)
@@ -53,24 +50,23 @@ def test_the_checkpoints_own_figures(run, folder, tmp_path):
     assert found["error"] is None
 
 
-def test_what_would_fit_is_what_the_engine_takes(run, folder):
-    found = report(run, folder, *SIZES)
-    llm = LLM(folder, max_num_seqs=4, max_num_batched_tokens=32, max_model_len=128, block_size=16)
+def test_what_would_fit_is_what_the_engine_takes(run, folder, small, llm):
+    found = report(run, folder, *small)
     config, stats = llm.engine.config, llm.stats()
     for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "num_blocks"):
         assert found["fits"][name] == getattr(config, name)
-    assert found["fits"]["kv_tokens"] == stats.kv_blocks_total * 16
-    assert found["fits"]["kv_cache_bytes"] == found["running"]["kv_bytes_per_token"] * 16 * config.num_blocks
+    assert found["fits"]["kv_tokens"] == stats.kv_blocks_total * 8
+    assert found["fits"]["kv_cache_bytes"] == found["running"]["kv_bytes_per_token"] * 8 * config.num_blocks
     assert found["compilation"]["programs"] == llm.engine._runner.programs.formula()
 
 
-def test_the_text_says_the_same(run, folder):
-    result = run("info", folder, *SIZES, "--dtype", "float32")
+def test_the_text_says_the_same(run, folder, small):
+    result = run("info", folder, *small, "--dtype", "float32")
     assert result.exit_code == 0
     text = " ".join(result.stdout.split())
     for part in ("LlamaForCausalLM (family llama)", "2, width 32, MLP 48", "4 heads, 2 KV heads, head dim 8",
                  "256 tokens", "chat template yes", "258 '<|im_end|>'", "paged_attention: xla", "in float32",
-                 "longest request 128 tokens", "4 samples, 32 tokens a step", "1 files, 2.0 KiB", "at most "):
+                 "longest request 128 tokens", "8 samples, 32 tokens a step", "1 files, 2.0 KiB", "at most "):
         assert part in text
 
 

@@ -72,7 +72,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(talker):
             terminal.interrupt()
             terminal.wait_for(b"(interrupted)", count=number + 1)
         terminal.interrupt()
-        terminal.wait_for(b"(Ctrl-D or /exit leaves)")
+        terminal.wait_for(b"(Ctrl-D or /exit leaves)\r\n> ")  # the prompt shows once keys are read one by one
         terminal.type(b"\x04")
         assert terminal.exit_code() == 0
         assert b"Traceback" not in terminal.screen
