@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int32
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int32
 
 from pallas_kernels.paged_attention.tiles import blocks_per_group
 
@@ -50,7 +51,13 @@ class PagedKeys:
         owned = (positions >= first[:, None]) & (positions < end[:, None])
         shape = (batch, self.num_kv_heads, self.group_size, self.head_dim)
         k = self._k.at[index].get(mode="promise_in_bounds")
-        v = self._v.at[index].get(mode="promise_in_bounds").reshape(shape)
-        v = jnp.where(owned[:, None, :, None], v, 0)
+        v = _zero_unless(owned[:, None, :, None], self._v.at[index].get(mode="promise_in_bounds").reshape(shape))
         merged = (batch * self.num_kv_heads, self.group_size, self.head_dim)
         return Group(k.reshape(merged), v.reshape(merged), positions)
+
+
+def _zero_unless(keep: Bool[Array, "B 1 G 1"], x: Float[Array, "B K G H"]) -> Float[Array, "B K G H"]:
+    """``where(keep, x, 0)`` by masking bits, which CPUs do several times as fast as selecting by a broadcast bool."""
+    bits = jnp.dtype(f"uint{8 * x.dtype.itemsize}")
+    mask = lax.optimization_barrier(jnp.where(keep, jnp.iinfo(bits).max, 0).astype(bits))
+    return lax.bitcast_convert_type(lax.bitcast_convert_type(x, bits) & mask, x.dtype)
