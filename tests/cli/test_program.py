@@ -71,8 +71,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(talker):
             terminal.wait_for_more(50)
             terminal.interrupt()
             terminal.wait_for(b"(interrupted)", count=number + 1)
-        terminal.interrupt()
-        terminal.wait_for(b"(Ctrl-D or /exit leaves)\r\n> ")  # the prompt shows once keys are read one by one
+        terminal.interrupt_until(b"(Ctrl-D or /exit leaves)\r\n> ")  # the prompt shows once keys are read one by one
         terminal.type(b"\x04")
         assert terminal.exit_code() == 0
         assert b"Traceback" not in terminal.screen
@@ -101,6 +100,18 @@ class Terminal:
 
     def interrupt(self):
         self._process.send_signal(signal.SIGINT)
+
+    def interrupt_until(self, text):
+        """As Python's input misses a signal that comes just before it waits for a key, until the next key or signal."""
+        sent = [0.0]
+
+        def seen():
+            if text not in self.screen and time.monotonic() > sent[0] + 1.0:
+                self.interrupt()
+                sent[0] = time.monotonic()
+            return text in self.screen
+
+        self._read_until(seen, repr(text))
 
     def wait_for(self, text, count=1):
         self._read_until(lambda: self.screen.count(text) >= count, f"{text!r}, {count} times")
