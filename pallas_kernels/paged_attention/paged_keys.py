@@ -59,5 +59,6 @@ class PagedKeys:
 def _zero_unless(keep: Bool[Array, "B 1 G 1"], x: Float[Array, "B K G H"]) -> Float[Array, "B K G H"]:
     """``where(keep, x, 0)`` by masking bits, which CPUs do several times as fast as selecting by a broadcast bool."""
     bits = jnp.dtype(f"uint{8 * x.dtype.itemsize}")
-    mask = lax.optimization_barrier(jnp.where(keep, jnp.iinfo(bits).max, 0).astype(bits))
+    every = jnp.array(jnp.iinfo(bits).max, bits)
+    mask = lax.optimization_barrier(jnp.where(keep, every, jnp.zeros_like(every)))
     return lax.bitcast_convert_type(lax.bitcast_convert_type(x, bits) & mask, x.dtype)
