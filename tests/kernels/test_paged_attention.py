@@ -60,14 +60,16 @@ def test_mixed_step_equals_the_oracle(option, dtype):
     check(pc.Shape(dtype=dtype), *MIXED, **OPTIONS[option])
 
 
+HEADS = [(9, 3, 64), (4, 4, 64), (8, 1, 80), (4, 2, 96), (4, 1, 128), (1, 1, 64)]
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("block_size", [8, 16, 24, 32, 64, 512])
 @pytest.mark.parametrize(
-    ("num_heads", "num_kv_heads", "head_dim"), [(9, 3, 64), (4, 4, 64), (8, 1, 80), (4, 2, 96), (4, 1, 128), (1, 1, 64)]
+    ("heads", "block_size"), [(heads, 16) for heads in HEADS] + [(HEADS[0], size) for size in (8, 24, 32, 64, 512)]
 )
-def test_heads_and_blocks_of_any_shape(num_heads, num_kv_heads, head_dim, block_size, dtype):
-    shape = pc.Shape(num_heads, num_kv_heads, head_dim, block_size, dtype, blocks_per_row=-(-640 // block_size))
+def test_heads_and_blocks_of_any_shape(heads, block_size, dtype):
+    shape = pc.Shape(*heads, block_size, dtype, blocks_per_row=-(-640 // block_size))
     check(shape, *MIXED)
     check(shape, *MIXED, window=33, soft_cap=4.0, with_sinks=True)
 
