@@ -69,10 +69,12 @@ class Session:
 
     def run(self, reader: MessageReader) -> None:
         """Answer messages until there are no more."""
-        going_on = True
-        while going_on:
+        while True:
             try:
-                going_on = self._take(reader.read())
+                # Python looks for Ctrl-C where a loop begins anew: that must be in here.
+                while self._take(reader.read()):
+                    pass
+                return
             except EOFError:
                 if reader.interactive:
                     console.write("\n")

@@ -127,12 +127,16 @@ class Terminal:
     def _read_until(self, condition, what):
         deadline = time.monotonic() + PATIENCE
         while not condition():
-            assert time.monotonic() < deadline, f"waited for {what}; the screen shows {self.screen[-2000:]!r}"
+            ended = self._process.poll()
+            late, read = time.monotonic() > deadline, False
             if select.select([self._ours], [], [], 0.05)[0]:
                 try:
                     self.screen += os.read(self._ours, 65536)
+                    read = True
                 except OSError:  # the other side is closed
                     time.sleep(0.01)
+            assert not late and (read or ended is None or condition()), (
+                f"waited for {what}; exit code {ended}; the screen shows {self.screen[-2000:]!r}")
 
 
 def test_the_entry_point_is_this_program():
