@@ -135,8 +135,8 @@ class Terminal:
                     read = True
                 except OSError:  # the other side is closed
                     time.sleep(0.01)
-            assert not late and (read or ended is None or condition()), (
-                f"waited for {what}; exit code {ended}; the screen shows {self.screen[-2000:]!r}")
+            if late or not (read or ended is None or condition()):
+                pytest.fail(f"waited for {what}; exit code {ended}; the screen shows {self.screen[-2000:]!r}")
 
 
 def test_the_entry_point_is_this_program():
