@@ -68,6 +68,12 @@ def check_int(name: str, value: object, low: int, high: int | None = None) -> No
         raise ParameterError(name, value, bound)
 
 
+def _round_down(number: int) -> int:
+    """Two significant bits of a number. Free memory is never twice the same, but shapes that derive from it should be:
+    each new one has to be compiled."""
+    return number >> (unit := max(number.bit_length() - 2, 0)) << unit
+
+
 def plan_memory(
     *,
     model: DecoderConfig,
@@ -83,8 +89,8 @@ def plan_memory(
     """Choose ``(max_model_len, num_blocks)``.
 
     The pool takes ``kv_cache_bytes`` when given. Otherwise, on an accelerator, all of ``free_bytes``; on the host the
-    smallest of what ``max_num_seqs`` requests of full length need, a quarter of the free memory, and the larger of
-    1 GiB and the weights' bytes (a pool is zeroed at start, which takes about a second per GiB).
+    smallest of what ``max_num_seqs`` requests of full length need, a quarter of the free memory (rounded down to two
+    bits), and the larger of 1 GiB and the weights' bytes (a pool is zeroed at start, which takes a second per GiB).
     Without ``max_model_len`` the model's own is taken, or what fits if that is less (a warning says so). A
     ``max_model_len`` that does not fit raises ``CapacityError`` with the largest that would.
     """
@@ -99,8 +105,9 @@ def plan_memory(
     if kv_cache_bytes is not None:
         budget = kv_cache_bytes
     elif on_host:
-        budget = min(useful, free_bytes // 4, max(CPU_POOL_FLOOR, weight_bytes))
-        budget = max(budget, min((blocks_each + 1) * block_bytes, free_bytes // 4))
+        share = _round_down(free_bytes // 4)
+        budget = min(useful, share, max(CPU_POOL_FLOOR, weight_bytes))
+        budget = max(budget, min((blocks_each + 1) * block_bytes, share))
     else:
         budget = min(useful, free_bytes)
     num_blocks = max(budget, 0) // block_bytes

@@ -243,6 +243,8 @@ class LLM:
                 done, total = len(request_ids) - len(unfinished), len(request_ids)
                 logger.warning("interrupted: %d of %d requests are finished, the others end here", done, total)
         except KeyboardInterrupt:
+            if interrupt.is_set:
+                raise  # the second one
             logger.warning("interrupted: unfinished requests end here")
         finally:
             self._abort(unfinished)

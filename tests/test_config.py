@@ -32,8 +32,13 @@ def test_the_host_pool_is_what_full_requests_need():
 
 
 def test_the_host_pool_stays_within_a_quarter_of_the_free_memory():
-    _, blocks = _plan(free_bytes=4 * 40 * BLOCK)
-    assert blocks == 40
+    for blocks in (40, 64, 100):
+        assert _plan(free_bytes=4 * blocks * BLOCK)[1] in range(blocks * 2 // 3, blocks + 1)
+
+
+def test_a_little_more_free_memory_changes_no_shape():
+    plans = {_plan(free_bytes=(1 << 23) + noise) for noise in range(0, 1 << 20, 1 << 14)}
+    assert len(plans) == 1
 
 
 def test_the_host_pool_is_capped_unless_the_weights_are_larger():
@@ -52,15 +57,15 @@ def test_a_length_that_was_not_asked_for_shrinks_with_a_warning(caplog):
     assert "160" in caplog.text
 
 
-@pytest.mark.parametrize(("changes", "knob"), [
-    ({"kv_cache_bytes": 11 * BLOCK}, "kv_cache_bytes"),
-    ({"free_bytes": 44 * BLOCK}, "kv_cache_bytes"),
-    ({"free_bytes": 11 * BLOCK, "on_host": False}, "gpu_memory_utilization"),
+@pytest.mark.parametrize(("changes", "fits", "knob"), [
+    ({"kv_cache_bytes": 11 * BLOCK}, 160, "kv_cache_bytes"),
+    ({"free_bytes": 4 * 12 * BLOCK}, 176, "kv_cache_bytes"),
+    ({"free_bytes": 11 * BLOCK, "on_host": False}, 160, "gpu_memory_utilization"),
 ])
-def test_a_length_that_does_not_fit_names_the_largest_that_does_and_what_to_change(changes, knob):
-    with pytest.raises(CapacityError, match=rf"largest max_model_len that fits is 160.*{knob}"):
-        _plan(max_model_len=161, **changes)
-    assert _plan(max_model_len=160, **changes)[0] == 160
+def test_a_length_that_does_not_fit_names_the_largest_that_does_and_what_to_change(changes, fits, knob):
+    with pytest.raises(CapacityError, match=rf"largest max_model_len that fits is {fits}.*{knob}"):
+        _plan(max_model_len=fits + 1, **changes)
+    assert _plan(max_model_len=fits, **changes)[0] == fits
 
 
 @pytest.mark.parametrize("length", [1, 513, 0, -5, 2.0, True, "64"])

@@ -185,6 +185,22 @@ def test_ctrl_c_returns_what_is_finished_and_the_engine_goes_on(llm, monkeypatch
     assert llm.generate("c", SHORT)[0].outputs[0].finish_reason == "length"
 
 
+def test_a_second_ctrl_c_raises_and_leaves_nothing(llm, monkeypatch):
+    real = llm.engine._runner.execute
+
+    def execute(plan):
+        result = real(plan)
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.engine._runner, "execute", execute)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate("a", SHORT)
+    assert llm.generate("c", SHORT)[0].outputs[0].finish_reason == "length"
+
+
 def test_parameters_are_never_changed(llm):
     params = SamplingParams(temperature=0.7, stop=["zz"], max_tokens=4, logit_bias={"5": 1})
     before = repr(params)
