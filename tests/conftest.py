@@ -1,11 +1,18 @@
-"""What all tests share: a compilation cache for the run, thrown away with it, and no way to the network."""
+"""What all tests share: a compilation cache for the run, thrown away with it; no way to the network; no luck."""
 
 from __future__ import annotations
 
 import os
 import tempfile
 
+from hypothesis import settings
+
 _CACHE = "JAX_COMPILATION_CACHE_DIR"
+
+
+# The same examples in every run, however slow the machine.
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.load_profile("repeatable")
 
 
 def pytest_configure(config):
