@@ -1,11 +1,11 @@
-"""Ctrl-C as a flag to look at between steps, so that no step is torn apart in the middle."""
+"""Ctrl-C at moments of our choosing: as a flag to look at between steps, or held back while bookkeeping is done."""
 
 from __future__ import annotations
 
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -41,3 +41,44 @@ class InterruptFlag:
         if self.is_set:
             raise KeyboardInterrupt
         self.is_set = True
+
+
+class HeldInterrupts:
+    """Holds Ctrl-C back inside its ``with`` block, whose end hands it to the handler that was there before.
+
+    For blocks of microseconds that would leave data in pieces if ``KeyboardInterrupt`` came from within; may be nested.
+    Outside the main thread, where Python delivers no signals, and where no Python handler is set, it does nothing.
+    """
+
+    def __init__(self) -> None:
+        self._pending: list[FrameType | None] = []
+        self._previous: Callable[[int, FrameType | None], Any] | None = None
+
+    def __enter__(self) -> HeldInterrupts:
+        if threading.current_thread() is threading.main_thread():
+            previous = signal.getsignal(signal.SIGINT)
+            if callable(previous):
+                self._previous = previous
+                signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._previous is None:
+            return
+        signal.signal(signal.SIGINT, self._previous)
+        if self._pending:
+            frame, self._pending = self._pending[-1], []
+            self._previous(signal.SIGINT, frame)
+
+    @contextlib.contextmanager
+    def released(self) -> Iterator[None]:
+        """Deliver Ctrl-C as usual for a while, what was held back first."""
+        try:
+            self.__exit__()
+            yield
+        finally:
+            if self._previous is not None:
+                signal.signal(signal.SIGINT, self._handle)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self._pending.append(frame)

@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 from jaxllm.config import Policy
 from jaxllm.engine.build import EngineSizes, build_engine
@@ -16,7 +16,7 @@ from jaxllm.engine.core import Engine, Inbox
 from jaxllm.engine.prompts import Prompt
 from jaxllm.engine.stats import EngineStats
 from jaxllm.errors import ParameterError
-from jaxllm.interrupt import InterruptFlag
+from jaxllm.interrupt import HeldInterrupts, InterruptFlag
 from jaxllm.loading import FirstStep, end_token_ids, first_programs, load_weights, open_model, sampling_defaults
 from jaxllm.outputs import OutputError, RequestOutput
 from jaxllm.progress import ProgressBar
@@ -122,22 +122,26 @@ class LLM:
         inbox: Inbox = collections.deque()
         outputs: list[RequestOutput | None] = [None] * len(prompts)
         numbers: dict[str, int] = {}
-        for number, (prompt, wanted) in enumerate(zip(prompts, params, strict=True)):
-            try:
-                if isinstance(prompt, _Unusable):
-                    raise prompt.error
-                numbers[self.engine.add_request(prompt, wanted, inbox=inbox)] = number
-            except Exception as error:
-                if raise_on_error:
-                    self._abort(numbers)
-                    raise
-                outputs[number] = _failed(prompt, number, error)
-        total, interrupt = sum(params[number].n for number in numbers.values()), InterruptFlag()
-        with interrupt.guard(), ProgressBar(total, shown=use_tqdm) as bar:
-            for collector in self._run(numbers, inbox, interrupt):
-                bar.update(collector)
-                if collector.request.finished:
-                    outputs[numbers[collector.request.request_id]] = collector.output()
+        interrupt = InterruptFlag()
+        try:
+            with interrupt.guard():
+                for number, (prompt, wanted) in enumerate(zip(prompts, params, strict=True)):
+                    try:
+                        if isinstance(prompt, _Unusable):
+                            raise prompt.error
+                        self._add(prompt, wanted, number, numbers, inbox)
+                    except Exception as error:
+                        if raise_on_error:
+                            raise
+                        outputs[number] = _failed(prompt, number, error)
+                with ProgressBar(sum(params[number].n for number in numbers.values()), shown=use_tqdm) as bar:
+                    for collector in self._run(numbers, inbox, interrupt):
+                        bar.update(collector)
+                        if collector.request.finished:
+                            outputs[numbers[collector.request.request_id]] = collector.output()
+        except BaseException:
+            self._abort(numbers)
+            raise
         results = [output for output in outputs if output is not None]
         for output in results:
             if raise_on_error and output.error is not None:
@@ -156,11 +160,13 @@ class LLM:
         numbers: dict[str, int] = {}
         try:
             for number, (prompt, wanted) in enumerate(zip(prompts, params, strict=True)):
-                numbers[self.engine.add_request(prompt, wanted, inbox=inbox)] = number
+                self._add(prompt, wanted, number, numbers, inbox)
         except BaseException:
             self._abort(numbers)
             raise
-        return self._stream(numbers, inbox)
+        stream = self._stream(numbers, inbox)
+        next(stream)  # a generator that never ran has no end to abort in
+        return stream
 
     def chat(
         self,
@@ -223,9 +229,18 @@ class LLM:
         """Compile every program that any batch can need, instead of each at its first use."""
         self.engine.compile_all()
 
+    def _add(self, prompt: Any, params: SamplingParams, number: int, numbers: dict[str, int], inbox: Inbox) -> None:
+        with HeldInterrupts():  # a request whose id was not noted would run on for nobody
+            numbers[self.engine.add_request(prompt, params, inbox=inbox)] = number
+
     def _stream(self, numbers: Mapping[str, int], inbox: Inbox) -> Generator[RequestOutput]:
-        for collector in self._run(numbers, inbox, InterruptFlag()):
-            yield collector.output()
+        """Yields nothing of use the first time."""
+        try:
+            yield cast(RequestOutput, None)
+            for collector in self._run(numbers, inbox, InterruptFlag()):
+                yield collector.output()
+        finally:
+            self._abort(numbers)
 
     def _run(self, request_ids: Mapping[str, int], inbox: Inbox, interrupt: InterruptFlag) -> Iterator[Collector]:
         """Step until all requests are done, yielding each as it progresses; aborts what is left when interrupted."""
@@ -251,8 +266,9 @@ class LLM:
         yield from inbox
 
     def _abort(self, request_ids: Any) -> None:
-        for request_id in list(request_ids):
-            self.engine.abort(request_id)
+        with HeldInterrupts():
+            for request_id in list(request_ids):
+                self.engine.abort(request_id)
 
     def _params_list(self, params: Params, count: int) -> list[SamplingParams]:
         if params is None:

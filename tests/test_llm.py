@@ -201,6 +201,40 @@ def test_a_second_ctrl_c_raises_and_leaves_nothing(llm, monkeypatch):
     assert llm.generate("c", SHORT)[0].outputs[0].finish_reason == "length"
 
 
+def test_ctrl_c_while_prompts_are_added_ends_them_all(llm, monkeypatch):
+    real = llm.engine.add_request
+
+    def add_request(prompt, *arguments, **options):
+        if prompt == "b":
+            signal.raise_signal(signal.SIGINT)
+        return real(prompt, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.engine, "add_request", add_request)
+        outputs = llm.generate(["a", "b", "c"], SHORT)
+        assert [output.outputs[0].finish_reason for output in outputs] == ["abort"] * 3
+        assert not llm.engine.has_unfinished()
+        with pytest.raises(KeyboardInterrupt):
+            llm.stream(["a", "b", "c"], SHORT)
+
+
+def test_a_stream_that_is_never_read_leaves_nothing(llm):
+    stream = llm.stream(["a", "b"], SHORT)
+    assert llm.engine.has_unfinished()
+    del stream
+    gc.collect()
+    assert not llm.engine.has_unfinished()
+
+
+def test_a_bar_that_cannot_be_shown_leaves_nothing(llm, monkeypatch):
+    def broken(*arguments, **options):
+        raise BrokenPipeError
+
+    monkeypatch.setattr("jaxllm.progress.tqdm", broken)
+    with pytest.raises(BrokenPipeError):
+        llm.generate(["a", "b"], SHORT)
+
+
 def test_parameters_are_never_changed(llm):
     params = SamplingParams(temperature=0.7, stop=["zz"], max_tokens=4, logit_bias={"5": 1})
     before = repr(params)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
 from jaxllm.engine.request import Request, Sequence
 from jaxllm.engine.stopping import may_stop
+from jaxllm.interrupt import HeldInterrupts
 from jaxllm.outputs import CompletionOutput, RequestOutput
 from jaxllm.outputs import TokenLogprobs as LogprobDict
 from jaxllm.sampling import to_logprobs
@@ -49,12 +51,14 @@ class _Text:
 class Collector:
     """The output side of one request.
 
+    lock: held by whoever records the request's progress; ``output`` takes it, so that it can be called from any thread.
     inbox: where the engine puts the collector when its request has progressed.
     """
 
-    def __init__(self, request: Request, tokenizer: Tokenizer | None,
+    def __init__(self, request: Request, tokenizer: Tokenizer | None, lock: AbstractContextManager[Any],
                  inbox: collections.deque[Collector] | None = None) -> None:
         self.request = request
+        self._lock = lock
         self.inbox = inbox
         params = request.params
         self._decode: Callable[[int], str | None] = tokenizer.token_text if tokenizer is not None else lambda _: None
@@ -120,16 +124,17 @@ class Collector:
     def output(self) -> RequestOutput:
         """The request as it stands, a copy that later steps do not touch."""
         request = self.request
-        return RequestOutput(
-            request_id=request.request_id,
-            prompt=request.prompt,
-            prompt_token_ids=request.prompt_token_ids.tolist(),
-            outputs=[self._completion(sequence) for sequence in request.sequences],
-            prompt_logprobs=None if self._prompt_logprobs is None else list(self._prompt_logprobs),
-            num_cached_tokens=request.num_cached_tokens,
-            metrics=dataclasses.replace(request.metrics),
-            error=request.error,
-        )
+        with self._lock, HeldInterrupts():
+            return RequestOutput(
+                request_id=request.request_id,
+                prompt=request.prompt,
+                prompt_token_ids=request.prompt_token_ids.tolist(),
+                outputs=[self._completion(sequence) for sequence in request.sequences],
+                prompt_logprobs=None if self._prompt_logprobs is None else list(self._prompt_logprobs),
+                num_cached_tokens=request.num_cached_tokens,
+                metrics=dataclasses.replace(request.metrics),
+                error=request.error,
+            )
 
     def _completion(self, sequence: Sequence) -> CompletionOutput:
         index, text = sequence.index, ""

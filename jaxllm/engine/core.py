@@ -20,6 +20,7 @@ from jaxllm.engine.scheduler import Scheduler, SchedulerConfig
 from jaxllm.engine.stats import EngineStats, EngineTotals
 from jaxllm.engine.stopping import check_stop
 from jaxllm.errors import EngineError, ParameterError
+from jaxllm.interrupt import HeldInterrupts
 from jaxllm.outputs import OutputError, RequestOutput
 from jaxllm.sampling import NO_TOKEN, validate_token_ids
 from jaxllm.sampling_params import SamplingParams
@@ -49,7 +50,8 @@ class StepRunner(Protocol):
 class Engine:
     """Continuous batching, step by step: ``add_request``, then ``step`` while ``has_unfinished``.
 
-    Safe to call from several threads; one step runs at a time.
+    Safe to call from several threads; one step runs at a time. ``KeyboardInterrupt`` is raised where it leaves the
+    engine whole: never between two updates that belong together.
     """
 
     def __init__(self, runner: StepRunner, config: EngineConfig, tokenizer: Tokenizer | None = None,
@@ -71,6 +73,8 @@ class Engine:
         self._collectors: dict[str, Collector] = {}
         self._numbers = itertools.count()
         self._lock = threading.RLock()
+        # Held, inside _lock, while a step's results are recorded: outputs can be made while the next step runs.
+        self._bookkeeping = threading.RLock()
         self._totals = EngineTotals()
 
     def add_request(self, prompt: Prompt, params: SamplingParams | None = None, *, request_id: str | None = None,
@@ -89,9 +93,9 @@ class Engine:
             raise ParameterError("stop", params.stop, "stop strings need a tokenizer, which this engine does not have")
         if params.stop_strings and not params.detokenize:
             raise ParameterError("detokenize", False, "True, since stop strings were given")
-        with self._lock:
+        with self._lock, HeldInterrupts():
             request = Request(
-                f"request-{next(self._numbers)}" if request_id is None else request_id,
+                self._new_id() if request_id is None else request_id,
                 token_ids,
                 params,
                 max_model_len=self.config.max_model_len,
@@ -99,8 +103,9 @@ class Engine:
                 eos_token_ids=self.eos_token_ids,
                 vocab_size=self.config.vocab_size,
             )
+            collector = Collector(request, self.tokenizer, self._bookkeeping, inbox)
             self.scheduler.add(request)
-            self._collectors[request.request_id] = Collector(request, self.tokenizer, inbox)
+            self._collectors[request.request_id] = collector
             self._totals.num_prompt_tokens += len(request.prompt_token_ids)
         return request.request_id
 
@@ -146,14 +151,16 @@ class Engine:
         the engine usable. Ordinary exceptions are reported in those requests' outputs; others, like
         ``KeyboardInterrupt``, are raised again.
         """
-        with self._lock:
+        with self._lock, HeldInterrupts() as interrupts:
             plan = self.scheduler.schedule()
             if plan is None:
                 return []
             try:
                 self._note_scheduled(plan)
-                result = self._runner.execute(plan)
-                progressed = self._take(plan, result)
+                with interrupts.released():
+                    result = self._runner.execute(plan)
+                with self._bookkeeping:
+                    progressed = self._take(plan, result)
             except Exception as error:
                 progressed = self._fail(plan, error)
             except BaseException as error:
@@ -164,7 +171,7 @@ class Engine:
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request; its output so far, or ``None`` if no such request is unfinished."""
-        with self._lock:
+        with self._lock, self._bookkeeping, HeldInterrupts():
             if not self.scheduler.abort(request_id):
                 return None
             collector = self._collectors.pop(request_id)
@@ -178,7 +185,7 @@ class Engine:
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes."""
-        with self._lock:
+        with self._lock, HeldInterrupts():
             self.scheduler.blocks.reset_prefix_cache()
 
     def stats(self) -> EngineStats:
@@ -189,6 +196,11 @@ class Engine:
     def check_integrity(self) -> None:
         """Raise ``IntegrityError`` unless the invariants of scheduler and blocks hold."""
         self.scheduler.check_integrity()
+
+    def _new_id(self) -> str:
+        """An id that no unfinished request has, those that callers chose included."""
+        ids = (f"request-{number}" for number in self._numbers)
+        return next(request_id for request_id in ids if request_id not in self._collectors)
 
     def _note_scheduled(self, plan: StepPlan) -> None:
         now = time.perf_counter()
@@ -247,16 +259,17 @@ class Engine:
 
     def _fail(self, plan: StepPlan, error: BaseException) -> list[Collector]:
         """End the requests of a step that did not complete. If its device state is lost, all that hold some end."""
-        if self._runner.intact:
-            requests = self.scheduler.drop(plan)
-        else:
-            requests = self.scheduler.reset("error")
-            self._runner.reset()
-        failed = [self._collectors[request.request_id] for request in requests
-                  if request.request_id in self._collectors]
-        for request in requests:
-            self._fail_request(request, error)
-        return failed
+        with self._bookkeeping:
+            if self._runner.intact:
+                requests = self.scheduler.drop(plan)
+            else:
+                requests = self.scheduler.reset("error")
+                self._runner.reset()
+            failed = [self._collectors[request.request_id] for request in requests
+                      if request.request_id in self._collectors]
+            for request in requests:
+                self._fail_request(request, error)
+            return failed
 
     def _fail_request(self, request: Request, error: BaseException) -> None:
         parameter = error.parameter if isinstance(error, ParameterError) else None

@@ -5,6 +5,11 @@ from __future__ import annotations
 import asyncio
 import collections
 import dataclasses
+import itertools
+import signal
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -15,6 +20,7 @@ from tokenization.toy_tokenizers import byte_level_tokenizer
 from jaxllm.errors import EngineError, ParameterError
 from jaxllm.sampling import NO_TOKEN
 from jaxllm.sampling_params import SamplingParams
+from jaxllm.tokenization import IncrementalDetokenizer
 
 LETTERS = byte_level_tokenizer(["A", "B", "C", "DEF", "G", " ", "XY", "!"], special=["<s>"])
 
@@ -158,6 +164,85 @@ def test_an_interrupt_inside_a_step_leaves_nothing_behind():
     engine._runner.script = lambda sequence: 5
     (output,) = run(engine, [([9], greedy(2))])
     assert output.outputs[0].token_ids == [5, 5]
+
+
+@pytest.mark.parametrize("offset", [0, *(pytest.param(offset, marks=pytest.mark.sweep) for offset in range(1, 16))])
+def test_ctrl_c_at_any_line_leaves_the_engine_whole(offset):
+    engine = scripted_engine(lambda sequence: sequence.num_output, LETTERS, vocab_size=9, num_blocks=20)
+
+    def work(line):
+        """Serve requests, with Ctrl-C at the ``line``-th line of the engine's code; whether there was such a line."""
+        count = itertools.count(1)
+
+        def trace(frame, event, argument):
+            if "/jaxllm/engine/" not in frame.f_code.co_filename:
+                return None
+            if event == "line" and next(count) == line:
+                signal.raise_signal(signal.SIGINT)
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            engine.add_request([1, 2, 3], greedy(3, stop="zz"), request_id="a")
+            engine.add_request([1, 2, 3, 4, 5], greedy(5, n=2), request_id="b")
+            while engine.has_unfinished():
+                engine.step()
+            engine.reset_prefix_cache()
+        except KeyboardInterrupt:
+            sys.settrace(before)
+            engine.abort("a")
+            engine.abort("b")
+        finally:
+            sys.settrace(before)
+        return next(count) > line
+
+    line = 1 + offset
+    while work(line):
+        engine.check_integrity()
+        assert not engine.has_unfinished()
+        assert engine.stats().kv_blocks_used == 0
+        assert not engine._collectors
+        line += 16
+    first, second = run(engine, [([1, 2, 3], greedy(3)), ([1, 2, 3, 4, 5], greedy(5, n=2))])
+    assert [sample.token_ids for sample in first.outputs] == [[0, 1, 2]]
+    assert [sample.token_ids for sample in second.outputs] == [[0, 1, 2, 3, 4]] * 2
+
+
+def test_an_output_made_while_another_thread_steps_is_whole(monkeypatch):
+    engine = scripted_engine(lambda sequence: sequence.num_output % 3, LETTERS, vocab_size=9)
+    inbox = collections.deque()
+    engine.add_request([1, 2], greedy(8), inbox=inbox)
+    engine.advance()
+    collector, entered, stepped = inbox[0], threading.Event(), threading.Event()
+    append, main = IncrementalDetokenizer.append, threading.current_thread()
+
+    def slow_append(self, tokens):
+        if threading.current_thread() is not main:
+            entered.set()
+            stepped.wait(0.2)  # without a lock, the step below runs now
+        return append(self, tokens)
+
+    monkeypatch.setattr(IncrementalDetokenizer, "append", slow_append)
+    with ThreadPoolExecutor(1) as pool:
+        making = pool.submit(collector.output)
+        entered.wait(10)
+        engine.step()
+        stepped.set()
+        output = making.result()
+    assert entered.is_set()
+    assert output.outputs[0].text == LETTERS.decode(output.outputs[0].token_ids)
+    while engine.has_unfinished():
+        engine.step()
+    assert collector.output().outputs[0].text == "ABCABCAB"
+
+
+def test_an_id_that_a_caller_chose_is_not_given_again():
+    engine = scripted_engine(lambda sequence: 0)
+    engine.add_request([1], greedy(2), request_id="request-1")
+    ids = {engine.add_request([1], greedy(2)) for _ in range(3)}
+    assert len(ids) == 3
+    assert "request-1" not in ids
 
 
 def test_logits_that_give_no_token_fail_that_request_alone():
