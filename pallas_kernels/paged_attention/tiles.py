@@ -1,7 +1,7 @@
 """Sizes of the fixed tiles that attention is computed in on the XLA path.
 
 Fixed means: a token's arithmetic happens in the same shapes, and in the same order, in whatever company it runs. The
-values are the fastest of those measured on CPUs.
+values did well among those tried on a CPU with two cores; a machine of another kind may want others.
 """
 
 from __future__ import annotations
