@@ -141,7 +141,7 @@ def _real(name: str, value: object, low: float, high: float | None, *, open_low:
     bounds = f"a finite number {'>' if open_low else '>='} {low}" + (f" and <= {high}" if high is not None else "")
     try:
         number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ParameterError(name, value, bounds) from None
     too_low = number <= low if open_low else number < low
     if isinstance(value, (bool, str)) or not math.isfinite(number) or too_low or (high is not None and number > high):

@@ -15,7 +15,7 @@ from jaxllm.sampling_params import MAX_SEED, SamplingParams
 
 BAD = {
     "n": [0, -1, 1.5, True, "2", None],
-    "temperature": [-0.1, math.nan, math.inf, "0.5", None, True],
+    "temperature": [-0.1, math.nan, math.inf, "0.5", None, True, 10**400],
     "top_p": [0, 1.01, -0.5, math.nan],
     "top_k": [-2, 1.5, None],
     "min_p": [-0.1, 1.1],
@@ -29,7 +29,7 @@ BAD = {
     "min_tokens": [-1, 1.5],
     "logprobs": [-1, 1.5, True],
     "prompt_logprobs": [-1],
-    "logit_bias": [{-1: 1}, {"a": 1}, {1: math.nan}, {1: math.inf}, [1], {1.5: 1}],
+    "logit_bias": [{-1: 1}, {"a": 1}, {1: math.nan}, {1: math.inf}, [1], {1.5: 1}, {1: 10**400}],
     "allowed_token_ids": [[], [-1]],
     "banned_token_ids": [[-1], "ab"],
     "priority": [1.5, None],

@@ -203,7 +203,7 @@ class RowTable:
         integers[_Integer.SEED_LOW] = _signed(seed & 0xFFFFFFFF)
         integers[_Integer.SAMPLE_INDEX] = sample_index
         integers[_Integer.TOP_K] = min(params.top_k, 2**31 - 1) if filters and params.top_k > 0 else 0
-        integers[_Integer.STOP_FROM] = prompt_length + params.min_tokens if params.min_tokens else 0
+        integers[_Integer.STOP_FROM] = min(prompt_length + params.min_tokens, 2**31 - 1) if params.min_tokens else 0
         integers[_Integer.FLAGS] = (
             _Flag.STATE * needs_state(params)
             + _Flag.PENALTIES * needs_penalties(params)
