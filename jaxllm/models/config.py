@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Literal
 
 import numpy as np
 
 from jaxllm.errors import UnsupportedModelError
+
+
+def _require_positive(name: str, value: object) -> None:
+    """Raise ``UnsupportedModelError`` unless ``value`` is a finite number above 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise UnsupportedModelError(f"the model's config has {name}={value!r}; a positive number is needed")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +35,15 @@ class RopeConfig:
     high_freq_factor: float = 4.0
     original_max_position: int = 8192
     frequency_divisors: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position"):
+            _require_positive(f"rope {name}", getattr(self, name))
+        for divisor in self.frequency_divisors or ():
+            _require_positive("rope frequency divisor", divisor)
+        if self.kind == "llama3" and self.low_freq_factor >= self.high_freq_factor:
+            raise UnsupportedModelError(f"the model's config has rope low_freq_factor={self.low_freq_factor}; less "
+                                        f"than high_freq_factor={self.high_freq_factor} is needed")
 
     def inverse_frequencies(self, head_dim: int) -> np.ndarray:
         """Angle per position, float32 ``[head_dim / 2]``."""
@@ -63,6 +79,8 @@ class DecoderConfig:
     """The shapes and switches of a decoder-only transformer.
 
     sliding_window: keys a query sees, itself included; ``None`` is full causal attention.
+
+    Raises ``UnsupportedModelError`` naming what makes no sense.
     """
 
     family: str
@@ -87,8 +105,14 @@ class DecoderConfig:
         for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim",
                      "intermediate_size", "max_position_embeddings"):
             value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise UnsupportedModelError(f"the model's config has {name}={value!r}; a positive integer is needed")
+        window = self.sliding_window
+        if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
+            raise UnsupportedModelError(f"the model's config has sliding_window={window!r}; a positive integer or null "
+                                        "is needed")
+        if self.rms_norm_eps != 0:
+            _require_positive("rms_norm_eps", self.rms_norm_eps)
         if self.num_heads % self.num_kv_heads:
             raise UnsupportedModelError(
                 f"num_attention_heads={self.num_heads} is not a multiple of num_key_value_heads={self.num_kv_heads}"

@@ -30,7 +30,10 @@ FAMILIES = (
 
 def family_of(hf_config: Mapping[str, Any]) -> Family:
     """The family that serves a ``config.json``; ``UnsupportedModelError`` names the nearest ones otherwise."""
-    architectures = list(hf_config.get("architectures") or [])
+    architectures = hf_config.get("architectures") or []
+    if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
+        raise UnsupportedModelError(f"the model's config has architectures={architectures!r}; a list of names is "
+                                    "needed")
     for family in FAMILIES:
         if any(architecture in family.architectures for architecture in architectures):
             return family

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -53,6 +55,36 @@ def test_unknown_rope_and_activation_are_refused():
 def test_a_missing_size_is_named(name):
     with pytest.raises(UnsupportedModelError, match=name):
         llama.decoder_config({key: value for key, value in BASE.items() if key != name})
+
+
+@pytest.mark.parametrize(("changes", "name"), [
+    *(({name: value}, name)
+      for name in ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size", "intermediate_size")
+      for value in (0, -4, "x", [2], 32.5, True)),
+    *(({"num_key_value_heads": value}, "num_kv_heads") for value in ("2", -1)),
+    *(({"head_dim": value}, "head_dim") for value in ("8", 7, True)),
+    *(({"max_position_embeddings": value}, "max_position_embeddings") for value in (None, "256", 0)),
+    *(({"rms_norm_eps": value}, "rms_norm_eps") for value in (None, "x", -1e-5, math.nan, math.inf)),
+    *(({"sliding_window": value}, "sliding_window") for value in (0, -1, "x", 1.5, True)),
+    *(({"rope_theta": value}, "theta") for value in (None, "x", 0, -1, math.inf)),
+    *(({"rope_scaling": value}, "rope") for value in ([1], "x", 5)),
+    ({"rope_scaling": {"type": "linear"}}, "factor"),
+    ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor"),
+    ({"rope_scaling": {"type": "linear", "factor": "2"}}, "factor"),
+    *(({"rope_scaling": {**LLAMA3, name: value}}, name.removesuffix("_embeddings"))
+      for name in list(LLAMA3)[1:] for value in (None, 0, "x")),
+    ({"rope_scaling": {**LLAMA3, "low_freq_factor": 4.0}}, "low_freq_factor"),
+    ({"rope_frequency_divisors": [1.0, 0.0]}, "divisor"),
+], ids=str)
+def test_values_that_make_no_sense_are_refused_by_name(changes, name):
+    with pytest.raises(UnsupportedModelError, match=name):
+        llama.decoder_config({**BASE, **changes})
+
+
+@pytest.mark.parametrize("architectures", ["LlamaForCausalLM", 5, [5], {"a": 1}])
+def test_architectures_that_are_no_list_of_names_are_refused(architectures):
+    with pytest.raises(UnsupportedModelError, match="a list of names is needed"):
+        family_of({"architectures": architectures})
 
 
 def test_heads_that_do_not_divide_are_refused():

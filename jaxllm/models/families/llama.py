@@ -18,18 +18,18 @@ def decoder_config(hf: Mapping[str, Any]) -> DecoderConfig:
     """The ``DecoderConfig`` that a Llama-like ``config.json`` means."""
     if hf.get("hidden_act", "silu") != "silu":
         raise UnsupportedModelError(f"hidden_act={hf['hidden_act']!r} is not supported for Llama models: silu is")
-    heads = _required(hf, "num_attention_heads")
-    hidden = _required(hf, "hidden_size")
+    heads = _size(hf, "num_attention_heads")
+    hidden = _size(hf, "hidden_size")
     bias = bool(hf.get("attention_bias", False))
     return DecoderConfig(
         family="llama",
-        vocab_size=_required(hf, "vocab_size"),
+        vocab_size=_size(hf, "vocab_size"),
         hidden_size=hidden,
-        num_layers=_required(hf, "num_hidden_layers"),
+        num_layers=_size(hf, "num_hidden_layers"),
         num_heads=heads,
         num_kv_heads=hf.get("num_key_value_heads") or heads,
         head_dim=hf.get("head_dim") or hidden // heads,
-        intermediate_size=_required(hf, "intermediate_size"),
+        intermediate_size=_size(hf, "intermediate_size"),
         max_position_embeddings=hf.get("max_position_embeddings", 2048),
         rms_norm_eps=hf.get("rms_norm_eps", 1e-6),
         rope=rope_config(hf),
@@ -44,8 +44,10 @@ def decoder_config(hf: Mapping[str, Any]) -> DecoderConfig:
 def rope_config(hf: Mapping[str, Any]) -> RopeConfig:
     """Rotary settings, from either spelling: ``rope_parameters`` (transformers 5) or ``rope_theta`` and
     ``rope_scaling`` (before)."""
-    parameters = dict(hf.get("rope_parameters") or hf.get("rope_scaling") or {})
-    theta = float(parameters.get("rope_theta", hf.get("rope_theta", 10_000.0)))
+    parameters = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
+    if not isinstance(parameters, Mapping):
+        raise UnsupportedModelError(f"the model's config describes rope by {parameters!r}; an object is needed")
+    theta = parameters.get("rope_theta", hf.get("rope_theta", 10_000.0))
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     divisors = hf.get("rope_frequency_divisors")
     if divisors is not None:
@@ -55,14 +57,14 @@ def rope_config(hf: Mapping[str, Any]) -> RopeConfig:
     if kind == "default":
         return RopeConfig(theta=theta)
     if kind == "linear":
-        return RopeConfig(theta=theta, kind="linear", factor=float(parameters["factor"]))
+        return RopeConfig(theta=theta, kind="linear", factor=_required(parameters, "factor"))
     return RopeConfig(
         theta=theta,
         kind="llama3",
-        factor=float(parameters["factor"]),
-        low_freq_factor=float(parameters["low_freq_factor"]),
-        high_freq_factor=float(parameters["high_freq_factor"]),
-        original_max_position=int(parameters["original_max_position_embeddings"]),
+        factor=_required(parameters, "factor"),
+        low_freq_factor=_required(parameters, "low_freq_factor"),
+        high_freq_factor=_required(parameters, "high_freq_factor"),
+        original_max_position=_required(parameters, "original_max_position_embeddings"),
     )
 
 
@@ -95,7 +97,14 @@ def ignored_tensors(config: DecoderConfig) -> tuple[str, ...]:
     return (*ignored, r"lm_head\.weight") if config.tie_word_embeddings else ignored
 
 
-def _required(hf: Mapping[str, Any], name: str) -> int:
+def _required(hf: Mapping[str, Any], name: str) -> Any:
     if hf.get(name) is None:
         raise UnsupportedModelError(f"the model's config has no {name!r}")
-    return int(hf[name])
+    return hf[name]
+
+
+def _size(hf: Mapping[str, Any], name: str) -> int:
+    value = _required(hf, name)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UnsupportedModelError(f"the model's config has {name}={value!r}; a positive integer is needed")
+    return value
