@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import collections
+import inspect
 import logging
 import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
+
+import numpy as np
 
 from jaxllm.config import Policy
 from jaxllm.engine.build import EngineSizes, build_engine
@@ -185,9 +188,8 @@ class LLM:
 
         messages: one conversation, ``[{"role": "user", "content": "..."}]``, or a list of them.
         """
-        conversations: Sequence[Any] = messages
-        if messages and isinstance(messages[0], Mapping):
-            conversations = [messages]
+        conversations = _conversation_list(messages)
+        _check_template_kwargs(chat_template_kwargs)
         prompts: list[Any] = []
         for conversation in conversations:
             try:
@@ -301,16 +303,42 @@ class _Unusable:
         self.error = error
 
 
+def _conversation_list(messages: Any) -> list[Any]:
+    """The conversations as a list: a list of messages is one conversation."""
+    if isinstance(messages, str | bytes | Mapping) or not hasattr(messages, "__iter__"):
+        raise ParameterError("messages", messages, "a list of messages, each a dict with 'role' and 'content', or a "
+                             "list of such lists")
+    found = list(messages)
+    return [found] if found and isinstance(found[0], Mapping) else found
+
+
+def _check_template_kwargs(variables: Any) -> None:
+    if variables is None:
+        return
+    taken = {"messages", "tokenize", *inspect.signature(LLM.chat).parameters}
+    allowed = "a mapping from names of template variables, other than the arguments of chat"
+    if not isinstance(variables, Mapping) or any(not isinstance(name, str) or name in taken for name in variables):
+        raise ParameterError("chat_template_kwargs", variables, allowed)
+
+
 def _prompt_list(prompts: Any) -> list[Any]:
     """The prompts as a list: one prompt is a list of one, and a flat list of integers is one prompt."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
-    if not hasattr(prompts, "__iter__") or isinstance(prompts, bytes):
+    if not hasattr(prompts, "__iter__") or isinstance(prompts, bytes) or getattr(prompts, "ndim", 1) == 0:
         raise ParameterError("prompts", prompts, "a prompt (a string, token ids or a mapping) or a list of prompts")
+    if hasattr(prompts, "__array__"):  # also JAX's, whose rows are slow to take one by one
+        prompts = np.asarray(prompts)
+        return [prompts] if prompts.ndim == 1 and prompts.dtype.kind in "iu" else list(prompts)
     found = list(prompts)
-    if found and all(hasattr(item, "__index__") and not isinstance(item, bool) for item in found):
+    if found and all(_is_token_id(item) for item in found):
         return [found]
     return found
+
+
+def _is_token_id(item: Any) -> bool:
+    # Every array has __index__, whatever its shape.
+    return hasattr(item, "__index__") and not isinstance(item, bool) and getattr(item, "ndim", 0) == 0
 
 
 def _failed(prompt: Any, number: int, error: Exception) -> RequestOutput:

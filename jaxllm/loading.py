@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from jaxllm.errors import ParameterError
+from jaxllm.errors import CheckpointError, ParameterError
 from jaxllm.models.model import Model, Params, build_model, nest
 from jaxllm.models.registry import Family, family_of
 from jaxllm.platform import resolve_dtype
@@ -35,6 +35,10 @@ def open_model(source: ModelSource, dtype: Any) -> OpenedModel:
     """Describe the model of a checkpoint; raises if the architecture is unknown or its tensors do not fit."""
     family = family_of(source.config)
     config = family.decoder_config(source.config)
+    if config.num_layers > len(source.tensors):
+        # Before anything is made for each of them: a damaged config can ask for billions.
+        raise CheckpointError(f"{source.path} does not fit the model: its config asks for {config.num_layers} layers, "
+                              f"and it has {len(source.tensors)} tensors")
     model = build_model(config, resolve_dtype(dtype, jax.default_backend()))
     plan = {path: [Piece(name) for name in names] for path, names in family.weight_map(config).items()}
     check_checkpoint(source, model.specs, plan, family.ignored_tensors(config))
@@ -68,12 +72,20 @@ def first_programs(programs: Programs, step: FirstStep) -> Iterable[Key]:
 
 
 def end_token_ids(source: ModelSource, tokenizer: Tokenizer) -> frozenset[int]:
-    """Every id that ends a generation: the tokenizer's, ``config.json``'s and ``generation_config.json``'s."""
+    """Every id that ends a generation: the tokenizer's, ``config.json``'s and ``generation_config.json``'s.
+
+    Ids that the tokenizer does not have are left out: some checkpoints say -1 for none, and others were made with a
+    larger vocabulary. ``CheckpointError`` for what is neither an id nor a list of ids.
+    """
     found = set(tokenizer.eos_token_ids)
     for config in (source.config, source.generation_config):
         ids = config.get("eos_token_id")
-        found.update([ids] if isinstance(ids, int) else ids or [])
-    return frozenset(found)
+        listed = [] if ids is None else ids if isinstance(ids, list) else [ids]
+        if not all(isinstance(token, int) and not isinstance(token, bool) for token in listed):
+            raise CheckpointError(f"{source.path} has eos_token_id={ids!r}, which is neither a token id nor a list of "
+                                  "token ids")
+        found.update(listed)
+    return frozenset(token for token in found if 0 <= token < tokenizer.vocab_size)
 
 
 def sampling_defaults(source: ModelSource) -> SamplingParams:

@@ -9,6 +9,8 @@ import logging
 import signal
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from support import bits
 from tiny_folder import write_tiny_folder
@@ -79,7 +81,26 @@ def test_raise_on_error_raises_and_leaves_nothing(llm):
         llm.generate(["good", ""], SHORT, raise_on_error=True)
 
 
-@pytest.mark.parametrize("prompts", [None, 5, b"abc"])
+@pytest.mark.parametrize("array", [np.array, jnp.array])
+def test_arrays_of_token_ids_are_prompts(llm, array):
+    (wanted,) = llm.generate([65, 66], SHORT)
+    ids = array([65, 66])
+    for prompts in (ids, [ids], [ids, ids], array([[65, 66], [65, 66]]), {"prompt_token_ids": ids}, list(ids)):
+        for output in llm.generate(prompts, SHORT):
+            assert output.prompt_token_ids == [65, 66]
+            assert bits(output) == bits(wanted)
+
+
+def test_parameters_out_of_all_proportion_do_not_harm_their_neighbours(llm):
+    (wanted,) = llm.generate("good", SHORT)
+    extremes = [SamplingParams(min_tokens=2**40, ignore_eos=True), SamplingParams(top_k=10**30, max_tokens=2),
+                SamplingParams(max_tokens=10**30, priority=-10**30), SamplingParams(seed=2**63 - 1, max_tokens=2)]
+    outputs = llm.generate(["good"] * 5, [SHORT, *extremes])
+    assert [output.error for output in outputs] == [None] * 5
+    assert bits(outputs[0]) == bits(wanted)
+
+
+@pytest.mark.parametrize("prompts", [None, 5, b"abc", np.array(5)])
 def test_what_is_no_prompt_at_all_is_refused(llm, prompts):
     with pytest.raises(ParameterError, match="prompts"):
         llm.generate(prompts, SHORT)
@@ -133,6 +154,18 @@ def test_a_bad_conversation_fails_alone(llm):
     assert [output.error is None for output in outputs] == [True, False, True]
     with pytest.raises(ParameterError):
         llm.chat([TALK, [{"content": "no role"}]], SHORT, raise_on_error=True)
+
+
+@pytest.mark.parametrize("messages", [None, 5, "hello", TALK[0]])
+def test_what_is_no_conversation_at_all_is_refused(llm, messages):
+    with pytest.raises(ParameterError, match="messages"):
+        llm.chat(messages, SHORT)
+
+
+@pytest.mark.parametrize("variables", [5, {5: 5}, {"messages": []}, {"tools": []}, {"tokenize": True}, {"self": 1}])
+def test_template_variables_that_cannot_be_are_refused(llm, variables):
+    with pytest.raises(ParameterError, match="chat_template_kwargs"):
+        llm.chat(TALK, SHORT, chat_template_kwargs=variables)
 
 
 def test_n_samples_differ_when_sampled_and_agree_when_greedy(llm, caplog):
@@ -271,6 +304,31 @@ def test_models_that_cannot_be_served_are_refused_by_name(tmp_path):
     (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
     with pytest.raises(CheckpointError, match=r"model\.layers\.2"):
         LLM(folder)
+
+
+def test_a_config_that_asks_for_billions_of_layers_is_refused_at_once(tmp_path):
+    with pytest.raises(CheckpointError, match="1000000000 layers"):
+        LLM(_with_config(write_tiny_folder(tmp_path / "tiny"), num_hidden_layers=10**9))
+
+
+@pytest.mark.parametrize("ids", [-1, 9999, [258, -1, 9999]])
+def test_end_ids_that_the_vocabulary_lacks_are_ignored(tmp_path, ids):
+    llm = LLM(_with_config(write_tiny_folder(tmp_path / "tiny"), eos_token_id=ids), **SIZES)
+    assert llm.engine.eos_token_ids == {258}
+    (output,) = llm.generate("a", SamplingParams(max_tokens=3, min_tokens=3))
+    assert output.error is None
+
+
+@pytest.mark.parametrize("ids", ["x", True, 1.5, {"a": 1}, [None]])
+def test_end_ids_that_are_none_are_refused(tmp_path, ids):
+    with pytest.raises(CheckpointError, match="eos_token_id"):
+        LLM(_with_config(write_tiny_folder(tmp_path / "tiny"), eos_token_id=ids), **SIZES)
+
+
+def _with_config(folder, **changes):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    return folder
 
 
 def test_generation_config_gives_the_defaults_and_further_ends(tmp_path):

@@ -11,7 +11,7 @@ from jaxllm.errors import ParameterError
 from jaxllm.tokenization import Tokenizer
 
 Prompt = str | Sequence[int] | np.ndarray | Mapping[str, Any]
-"""Text, token ids, ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``."""
+"""Text, token ids (also as an array, NumPy's or JAX's), ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``."""
 
 
 def encode_prompt(prompt: Any, tokenizer: Tokenizer | None) -> tuple[str | None, Sequence[int] | np.ndarray]:
@@ -32,6 +32,8 @@ def encode_prompt(prompt: Any, tokenizer: Tokenizer | None) -> tuple[str | None,
         if tokenizer is None:
             raise ParameterError("prompt", prompt, "token ids: this engine has no tokenizer")
         return str(prompt), tokenizer.encode(prompt)
+    if hasattr(prompt, "__array__"):
+        prompt = np.asarray(prompt)
     if isinstance(prompt, bytes) or not isinstance(prompt, Sequence | np.ndarray):
         raise ParameterError("prompt", prompt, allowed)
     return text, prompt
