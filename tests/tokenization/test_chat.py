@@ -4,7 +4,7 @@ import datetime
 from typing import Any
 
 import pytest
-from toy_tokenizers import byte_level_tokenizer, sentencepiece_metadata
+from tokenization.toy_tokenizers import byte_level_tokenizer, sentencepiece_metadata
 
 from jaxllm.errors import ParameterError
 from jaxllm.tokenization import Tokenizer, from_gguf

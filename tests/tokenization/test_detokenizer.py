@@ -7,8 +7,8 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenization.toy_tokenizers import byte_level_tokenizer, sentencepiece_metadata
 from tokenizers import AddedToken, decoders, models
-from toy_tokenizers import byte_level_tokenizer, sentencepiece_metadata
 
 from jaxllm.tokenization import IncrementalDetokenizer, Tokenizer, from_gguf
 from jaxllm.tokenization.pieces import Pieces

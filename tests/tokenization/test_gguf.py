@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toy_tokenizers import sentencepiece_metadata
+from tokenization.toy_tokenizers import sentencepiece_metadata
 
 from jaxllm.errors import CheckpointError, UnsupportedModelError
 from jaxllm.tokenization import from_gguf

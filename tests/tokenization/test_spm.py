@@ -7,7 +7,7 @@ import random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_tokenizers import sentencepiece_metadata
+from tokenization.toy_tokenizers import sentencepiece_metadata
 
 from jaxllm.tokenization import Tokenizer, from_gguf
 from jaxllm.tokenization.spm import merges_from_scores

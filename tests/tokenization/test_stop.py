@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from toy_tokenizers import byte_level_tokenizer
+from tokenization.toy_tokenizers import byte_level_tokenizer
 
 from jaxllm.tokenization import IncrementalDetokenizer, StopChecker, Tokenizer
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import tokenizers
+from tokenization.toy_tokenizers import byte_level_tokenizer, sentencepiece_metadata
 from tokenizers import decoders, models
-from toy_tokenizers import byte_level_tokenizer, sentencepiece_metadata
 
 from jaxllm.errors import ParameterError, UnsupportedModelError
 from jaxllm.tokenization import Tokenizer, from_gguf

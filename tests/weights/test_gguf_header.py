@@ -9,8 +9,8 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from checkpoint_files import LLAMA_METADATA, write_gguf, write_llama_gguf
 from gguf import GGMLQuantizationType as Type
+from weights.checkpoint_files import LLAMA_METADATA, write_gguf, write_llama_gguf
 
 from jaxllm.errors import CheckpointError, JaxLLMError, UnsupportedModelError
 from jaxllm.weights.gguf import GGUFSource

@@ -8,7 +8,8 @@ import gguf
 import ml_dtypes
 import numpy as np
 import pytest
-from checkpoint_files import (
+from gguf import GGMLQuantizationType as Type
+from weights.checkpoint_files import (
     FFN,
     HEADS,
     HIDDEN,
@@ -19,7 +20,6 @@ from checkpoint_files import (
     write_gguf,
     write_llama_gguf,
 )
-from gguf import GGMLQuantizationType as Type
 
 from jaxllm.errors import CheckpointError, UnsupportedModelError
 from jaxllm.weights import GGUFSource, resolve

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
-from checkpoint_files import llama_tensors, write_hf_folder, write_llama_gguf
 from huggingface_hub import errors
 from huggingface_hub.utils import filter_repo_objects
+from weights.checkpoint_files import llama_tensors, write_hf_folder, write_llama_gguf
 
 from jaxllm.errors import CheckpointError, ModelNotFoundError
 from jaxllm.weights import ConfigSource, GGUFSource, SafetensorsSource, resolve

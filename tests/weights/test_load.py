@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checkpoint_files import HIDDEN, llama_tensors, write_hf_folder, write_llama_gguf
 from gguf import GGMLQuantizationType as Type
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+from weights.checkpoint_files import HIDDEN, llama_tensors, write_hf_folder, write_llama_gguf
 
 from jaxllm.errors import CheckpointError, ParameterError
 from jaxllm.weights import GGUFSource, ParamSpec, Piece, SafetensorsSource, load, load_params
@@ -274,7 +274,7 @@ def write_large(path: Path, kind: str, layers: int) -> Path:
     if kind in ("float32", "bfloat16"):
         return write_hf_folder(path, {name: values.astype(jnp.dtype(kind)) + 0 for name in names})
     import gguf
-    from checkpoint_files import LLAMA_METADATA, stored, write_gguf
+    from weights.checkpoint_files import LLAMA_METADATA, stored, write_gguf
 
     data = stored(values, Type[kind])
     tensors = {f"blk.{layer}.ffn_up.weight": (data, Type[kind]) for layer in range(layers)}

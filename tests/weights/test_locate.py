@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from checkpoint_files import write_hf_folder, write_llama_gguf
+from weights.checkpoint_files import write_hf_folder, write_llama_gguf
 
 from jaxllm.errors import CheckpointError, ModelNotFoundError, ParameterError
 from jaxllm.weights import GGUFSource, SafetensorsSource, default_model, locate, packaged, resolve

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
-from checkpoint_files import llama_tensors, write_hf_folder
+from weights.checkpoint_files import llama_tensors, write_hf_folder
 
 from jaxllm.errors import CheckpointError, UnsupportedModelError
 from jaxllm.weights import SafetensorsSource
