@@ -113,7 +113,12 @@ def _add_special_tokens(
     ``added_tokens_decoder`` of the configuration has the last word on a token's flags; tokens with a role (BOS, EOS
     and so on) are special even where the vocabulary holds them as ordinary ones.
     """
-    specs = sorted(config.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0]))
+    decoder = config.get("added_tokens_decoder", {})
+    if not isinstance(decoder, Mapping) or not all(
+            str(key).isdecimal() and isinstance(spec, Mapping) and isinstance(spec.get("content"), str)
+            for key, spec in decoder.items()):
+        raise CheckpointError("tokenizer_config.json has an added_tokens_decoder that does not map ids to tokens")
+    specs = sorted(decoder.items(), key=lambda item: int(item[0]))
     flags = [{name: spec[name] for name in _ADDED_TOKEN_FIELDS if name in spec} for _, spec in specs]
     backend.add_tokens([AddedToken(spec["content"], **kept) for (_, spec), kept in zip(specs, flags, strict=True)])
     for key, spec in specs:
@@ -168,6 +173,9 @@ def _chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     if isinstance(configured, str):
         templates["default"] = configured
     elif isinstance(configured, list):
+        if not all(isinstance(entry, Mapping) and isinstance(entry.get("name"), str)
+                   and isinstance(entry.get("template"), str) for entry in configured):
+            raise CheckpointError("tokenizer_config.json has a chat_template that does not name its templates")
         templates.update((entry["name"], entry["template"]) for entry in configured)
     if (folder / "chat_template.jinja").is_file():
         templates["default"] = (folder / "chat_template.jinja").read_text(encoding="utf-8")

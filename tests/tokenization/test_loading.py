@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import tokenizers
+from tokenization.toy_tokenizers import byte_level_tokenizer, sentencepiece_metadata
 from tokenizers import models, pre_tokenizers, processors
-from toy_tokenizers import byte_level_tokenizer, sentencepiece_metadata
 
 from jaxllm.errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
 from jaxllm.tokenization import from_folder, from_gguf, load_tokenizer
@@ -204,6 +204,19 @@ def test_a_file_that_cannot_be_right_is_named(tmp_path: Path, name: str, content
     (folder / name).write_text(content)
     with pytest.raises(CheckpointError, match=message):
         from_folder(folder)
+
+
+@pytest.mark.parametrize(
+    "value", [5, ["x"], {"x": {"content": "<x>"}}, {"258": {}}, {"258": "<x>"}, {"258": {"content": 5}}])
+def test_added_tokens_that_cannot_be_are_refused(tmp_path: Path, value: Any) -> None:
+    with pytest.raises(CheckpointError, match="added_tokens_decoder"):
+        from_folder(_folder(tmp_path, _named(added_tokens_decoder=value)))
+
+
+@pytest.mark.parametrize("value", [["x"], [{"name": "x"}], [{"template": "x"}], [{"name": "x", "template": 5}]])
+def test_templates_without_names_are_refused(tmp_path: Path, value: Any) -> None:
+    with pytest.raises(CheckpointError, match="chat_template"):
+        from_folder(_folder(tmp_path, _named(chat_template=value)))
 
 
 def test_a_padding_token_outside_the_vocabulary_is_left_out(tmp_path: Path) -> None:
