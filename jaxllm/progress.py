@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from types import TracebackType
+from typing import Any
 
 from tqdm.auto import tqdm
 
@@ -15,7 +17,7 @@ class ProgressBar:
 
     def __init__(self, total: int, *, shown: bool) -> None:
         self._bar = tqdm(total=total, desc="Generating", unit="sample", dynamic_ncols=True,
-                         disable=None if shown else True)
+                         disable=None if shown and _can_be_written_to(sys.stderr) else True)
         self._started = time.perf_counter()
         self._tokens: dict[str, int] = {}
         self._finished: dict[str, int] = {}
@@ -45,3 +47,8 @@ class ProgressBar:
         """Tokens generated per second so far, 0 at the very start."""
         elapsed = time.perf_counter() - self._started
         return self._num_tokens / elapsed if elapsed > 0 else 0.0
+
+
+def _can_be_written_to(stream: Any) -> bool:
+    # A program without a console has no standard error, and one that closed it still has the object.
+    return stream is not None and not getattr(stream, "closed", False)

@@ -53,3 +53,12 @@ def test_it_is_silent_when_not_shown(screen):
     with ProgressBar(4, shown=False) as bar:
         _run(bar)
     assert screen.getvalue() == ""
+
+
+@pytest.mark.parametrize("closed", [True, False], ids=["closed", "none"])
+def test_a_program_without_standard_error_runs_without_a_bar(monkeypatch, closed):
+    stream = io.StringIO()
+    stream.close()
+    monkeypatch.setattr("sys.stderr", stream if closed else None)
+    with ProgressBar(4, shown=True) as bar:
+        _run(bar)

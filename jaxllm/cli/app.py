@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import Annotated, Any
@@ -65,12 +66,23 @@ def _program(
 
 def main() -> None:
     """Run the program on ``sys.argv``; exits with 0, 1 (an error), 2 (wrong usage) or 130 (Ctrl-C)."""
+    _open_standard_streams()
     try:
         app(prog_name="jaxllm")
     except SystemExit as end:
         if isinstance(end.code, int):
             _exit(end.code)
         raise
+
+
+def _open_standard_streams() -> None:
+    """Make the standard streams take any text, also where they were closed or their encoding lacks its letters."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (open until the end)
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def _exit(code: int) -> None:

@@ -53,6 +53,25 @@ def test_a_reader_that_goes_away_ends_it_quietly(talker):
         process.wait()
 
 
+@pytest.mark.parametrize("closed", [(1,), (2,), (1, 2)], ids=["output", "error", "both"])
+def test_closed_standard_streams_are_no_error(talker, closed):
+    def close():
+        for number in closed:
+            os.close(number)
+
+    result = subprocess.run([*PROGRAM, "generate", "-m", talker, "hi", "--max-tokens", "3"], env=environment(),
+                            preexec_fn=close, stdin=subprocess.DEVNULL, timeout=PATIENCE, check=False)
+    assert result.returncode == 0
+
+
+def test_letters_that_the_outputs_encoding_lacks_are_replaced(talker):
+    result = subprocess.run(
+        [*PROGRAM, "generate", "-m", talker, "hi", "--max-tokens", "40", "--seed", "3", "-q", "--temperature", "1"],
+        env={**environment(), "PYTHONIOENCODING": "ascii"}, capture_output=True, timeout=PATIENCE, check=True)
+    assert b"?" in result.stdout
+    assert result.stderr == b""
+
+
 def test_an_interrupted_generate_keeps_its_text_and_exits_with_130(talker):
     with Terminal("generate", "-m", talker, "hi", *ENDLESS) as terminal:
         terminal.wait_for(b"is ready")
