@@ -74,6 +74,12 @@ def _round_down(number: int) -> int:
     return number >> (unit := max(number.bit_length() - 2, 0)) << unit
 
 
+def check_fraction(name: str, value: object) -> None:
+    """Raise ``ParameterError`` unless ``value`` is a number above 0 and at most 1."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+        raise ParameterError(name, value, "a number > 0 and <= 1")
+
+
 def plan_memory(
     *,
     model: DecoderConfig,
@@ -98,6 +104,9 @@ def plan_memory(
         check_int("max_model_len", max_model_len, 2, model.max_position_embeddings)
     if kv_cache_bytes is not None:
         check_int("kv_cache_bytes", kv_cache_bytes, 1)
+        if kv_cache_bytes > free_bytes:
+            raise CapacityError(f"kv_cache_bytes={kv_cache_bytes:,} is more than the {max(free_bytes, 0):,} bytes that "
+                                "are free beside the weights: lower kv_cache_bytes")
     wanted_len = max_model_len or model.max_position_embeddings
     block_bytes = spec.block_bytes(block_size) * len(spec.groups)
     blocks_each = -(-wanted_len // block_size)

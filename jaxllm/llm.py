@@ -48,7 +48,7 @@ class LLM:
     max_num_batched_tokens: tokens computed per step, ``>= 16`` (default 512 on CPUs, 8192 elsewhere).
     block_size: tokens per cache block (default 32 on CPUs, 64 elsewhere).
     kv_cache_bytes: bytes of the KV cache; ``None`` chooses by free memory (``jaxllm.config.plan_memory``).
-    kv_cache_dtype: "auto" (as ``dtype``) or a dtype.
+    kv_cache_dtype: "auto" (as ``dtype``) or that dtype; others are refused.
     gpu_memory_utilization: share of an accelerator's memory that weights and cache may take.
     enable_prefix_caching: reuse the keys and values of prompt prefixes computed before.
     scheduling_policy: "fcfs" or "priority" (``SamplingParams.priority``, smaller first).

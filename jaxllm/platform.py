@@ -15,8 +15,11 @@ DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float
 _ALIASES = {"float": "float32", "half": "float16", "f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 
 
-def resolve_dtype(dtype: Any, platform: str) -> jnp.dtype:
-    """The dtype of weights and activations: a name, a numpy or JAX dtype, or "auto" (``default_dtype``)."""
+def resolve_dtype(dtype: Any, platform: str, parameter: str = "dtype") -> jnp.dtype:
+    """A dtype of weights and activations from a name, a numpy or JAX dtype, or "auto" (``default_dtype``).
+
+    parameter: what an error calls it.
+    """
     if dtype == "auto":
         return default_dtype(platform)
     allowed = "'auto', 'bfloat16', 'float16' or 'float32'"
@@ -24,9 +27,9 @@ def resolve_dtype(dtype: Any, platform: str) -> jnp.dtype:
     try:
         found = jnp.dtype(name)
     except TypeError:
-        raise ParameterError("dtype", dtype, allowed) from None
+        raise ParameterError(parameter, dtype, allowed) from None
     if found.name not in DTYPES:
-        raise ParameterError("dtype", dtype, allowed)
+        raise ParameterError(parameter, dtype, allowed)
     return found
 
 

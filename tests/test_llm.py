@@ -15,7 +15,15 @@ import pytest
 from support import bits
 from tiny_folder import write_tiny_folder
 
-from jaxllm import LLM, CheckpointError, ModelNotFoundError, ParameterError, SamplingParams, UnsupportedModelError
+from jaxllm import (
+    LLM,
+    CapacityError,
+    CheckpointError,
+    ModelNotFoundError,
+    ParameterError,
+    SamplingParams,
+    UnsupportedModelError,
+)
 from jaxllm.outputs import RequestOutput
 
 SIZES = {"dtype": "float32", "max_num_seqs": 8, "max_num_batched_tokens": 32, "max_model_len": 96, "block_size": 8}
@@ -304,6 +312,25 @@ def test_models_that_cannot_be_served_are_refused_by_name(tmp_path):
     (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
     with pytest.raises(CheckpointError, match=r"model\.layers\.2"):
         LLM(folder)
+
+
+@pytest.mark.parametrize(("options", "name"), [
+    ({"kv_cache_dtype": "bfloat16"}, "kv_cache_dtype"), ({"kv_cache_dtype": "int8"}, "kv_cache_dtype"),
+    ({"kv_cache_bytes": 10**15}, "kv_cache_bytes"), ({"kv_cache_bytes": 1}, "kv_cache_bytes"),
+    ({"gpu_memory_utilization": 5}, "gpu_memory_utilization"), ({"gpu_memory_utilization": "x"}, "gpu_memory"),
+    ({"dtype": "int8"}, "dtype"), ({"block_size": 0}, "block_size"), ({"max_num_seqs": "8"}, "max_num_seqs"),
+    ({"max_num_batched_tokens": 15}, "max_num_batched_tokens"), ({"scheduling_policy": "x"}, "scheduling_policy"),
+    ({"max_model_len": 257}, "max_model_len"), ({"max_logprobs": -1}, "max_logprobs"), ({"tokenizer": 5}, "model"),
+])
+def test_sizes_that_cannot_be_are_refused_by_name(folder, options, name):
+    with pytest.raises((ParameterError, CapacityError), match=name):
+        LLM(folder, **{**SIZES, **options})
+
+
+@pytest.mark.parametrize("model", [None, 5, b"x", ["x"], ""])
+def test_what_names_no_model_is_refused(model):
+    with pytest.raises(ParameterError, match="model"):
+        LLM(model)
 
 
 def test_a_config_that_asks_for_billions_of_layers_is_refused_at_once(tmp_path):

@@ -124,9 +124,8 @@ def _describe_engine(report: Report, model: Model, tokenizer: Tokenizer | None, 
     import jax
 
     from jaxllm.compilation import cache_folder
-    from jaxllm.engine.build import EngineSizes, choose_config, layers_per_program
-    from jaxllm.kv_cache import kv_spec
-    from jaxllm.platform import free_device_memory, free_host_memory, resolve_dtype
+    from jaxllm.engine.build import EngineSizes, cache_spec, choose_config, layers_per_program
+    from jaxllm.platform import free_device_memory, free_host_memory
     from jaxllm.runner.programs import Programs
     from pallas_kernels import registry
 
@@ -136,8 +135,7 @@ def _describe_engine(report: Report, model: Model, tokenizer: Tokenizer | None, 
         "platform": platform, "device": device.device_kind, "devices": jax.device_count(), "free_bytes": free,
         "kernels": {operation: registry.choose(operation).implementation.name for operation in registry.operations()},
     }
-    kv_dtype = model.dtype if engine.kv_cache_dtype == "auto" else resolve_dtype(engine.kv_cache_dtype, platform)
-    spec = kv_spec(model.config, kv_dtype)
+    spec = cache_spec(model, engine.kv_cache_dtype)
     report["running"] |= {
         "kv_bytes_per_token": spec.bytes_per_token,
         "kv_bytes_full_context": spec.bytes_per_token * model.config.max_position_embeddings,

@@ -11,8 +11,9 @@ from typing import Any
 import jax
 
 from jaxllm.compilation import use_persistent_cache
-from jaxllm.config import MIN_BATCHED_TOKENS, EngineConfig, Policy, check_int, plan_memory
+from jaxllm.config import MIN_BATCHED_TOKENS, EngineConfig, Policy, check_fraction, check_int, plan_memory
 from jaxllm.engine.core import Engine
+from jaxllm.errors import ParameterError
 from jaxllm.kv_cache import kv_spec
 from jaxllm.kv_cache.spec import KVSpec
 from jaxllm.models.model import Model, Params
@@ -56,8 +57,8 @@ def choose_config(model: Model, sizes: EngineSizes, tokenizer: Tokenizer | None 
     check_int("max_num_seqs", chosen["max_num_seqs"], 1)
     check_int("max_num_batched_tokens", chosen["max_num_batched_tokens"], MIN_BATCHED_TOKENS)
     check_int("block_size", chosen["block_size"], 1)
-    kv_dtype = model.dtype if sizes.kv_cache_dtype == "auto" else resolve_dtype(sizes.kv_cache_dtype, platform)
-    spec = kv_spec(model.config, kv_dtype)
+    check_fraction("gpu_memory_utilization", sizes.gpu_memory_utilization)
+    spec = cache_spec(model, sizes.kv_cache_dtype)
     device = jax.devices()[0]
     free = free_host_memory() if on_host else free_device_memory(device, sizes.gpu_memory_utilization)
     max_model_len, num_blocks = plan_memory(
@@ -83,6 +84,14 @@ def choose_config(model: Model, sizes: EngineSizes, tokenizer: Tokenizer | None 
         max_logprobs=sizes.max_logprobs,
     )
     return config, spec
+
+
+def cache_spec(model: Model, dtype: Any) -> KVSpec:
+    """What the cache holds per token. dtype: "auto" or the model's own, which the attention kernels ask for."""
+    platform = jax.default_backend()
+    if dtype != "auto" and resolve_dtype(dtype, platform, "kv_cache_dtype") != model.dtype:
+        raise ParameterError("kv_cache_dtype", dtype, f"'auto' or the model's dtype, which is {model.dtype.name!r}")
+    return kv_spec(model.config, model.dtype)
 
 
 def layers_per_program() -> int:

@@ -30,7 +30,7 @@ def resolve(model: str | os.PathLike[str], revision: str | None = None, *, downl
 
     Raises ``ModelNotFoundError``, ``CheckpointError``, ``UnsupportedModelError``.
     """
-    text = os.fspath(model)
+    text = os.fspath(model) if isinstance(model, str | os.PathLike) else None
     if not isinstance(text, str) or not text.strip():
         raise ParameterError("model", model, "a hub id, a folder, a .gguf file or the name of a packaged model")
     path = Path(text).expanduser()
