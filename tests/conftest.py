@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 import tempfile
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 _CACHE = "JAX_COMPILATION_CACHE_DIR"
+_MAPS = Path("/proc/self/maps")
+_MANY_MAPS = 15_000
 
 
 # The same examples in every run, however slow the machine.
@@ -30,3 +36,13 @@ def pytest_unconfigure(config):
     folder = getattr(config, "stash_folder", None)
     if folder is not None:
         folder.cleanup()
+
+
+@pytest.fixture(autouse=True)
+def _few_executables():
+    """JAX keeps what it compiled, each program in dozens of memory maps; Linux ends a process that has 65,530."""
+    yield
+    jax = sys.modules.get("jax")
+    if jax is not None and _MAPS.exists() and _MAPS.read_bytes().count(b"\n") > _MANY_MAPS:
+        jax.clear_caches()
+        gc.collect()
