@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -22,6 +23,8 @@ settings.load_profile("repeatable")
 
 
 def pytest_configure(config):
+    # A shell that runs the tests in the background has them ignore Ctrl-C, which some are about.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # The process that starts the run makes the folder; xdist's workers inherit the variable.
     if _CACHE not in os.environ:
         config.stash_folder = tempfile.TemporaryDirectory(prefix="jaxllm-tests-")

@@ -76,15 +76,15 @@ SHORT = [item for item in GOLDEN if len(item["prompt_ids"]) < 100]
 
 @pytest.mark.parametrize("dtype", [BOTH[0], pytest.param(BOTH[1], marks=pytest.mark.sweep)])
 def test_bits_are_equal_in_a_small_budget_with_preemption_and_prefix_hits(dtype):
-    # 1064 tokens of the longest request need 34 blocks of 32: with 44 the others are preempted again and again.
-    blocks = 44
+    # The longest request goes first and takes 34 of 44 blocks of 32 tokens: the others push each other out of the rest.
+    blocks, items = 44, GOLDEN[::-1]
     model, _ = _opened(dtype)
     pool = (blocks + 1) * 32 * 2 * 30 * 3 * 64 * model.dtype.itemsize
     engine = _engine(dtype, max_num_batched_tokens=128, kv_cache_bytes=pool)
-    _equal_to_together(dtype, run(engine, _requests()))
+    _equal_to_together(dtype, run(engine, _requests(items)), items)
     assert engine.stats().num_preemptions > 0
-    again = run(engine, _requests())
-    _equal_to_together(dtype, again)
+    again = run(engine, _requests(items))
+    _equal_to_together(dtype, again, items)
     assert any(output.num_cached_tokens for output in again)
 
 
