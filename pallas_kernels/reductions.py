@@ -1,4 +1,4 @@
-"""Sums whose order of additions is fixed, so that a row's result never depends on how many rows there are.
+"""Sums and exponentials with fixed arithmetic, so that a row's result never depends on how many rows there are.
 
 XLA promises no order for a float sum, and on CPUs picks its code by the size of the whole array: ``jnp.sum(x, -1)``,
 or a reduction over lanes, changes with the number of rows. Here the additions are spelled out elementwise; they also
@@ -12,7 +12,6 @@ from jax import lax
 from jaxtyping import Array, Float
 
 FOLD = 8
-LANES = 16
 
 
 def fold(x: Float[Array, "*rows D"]) -> Float[Array, "*rows W"]:
@@ -35,3 +34,8 @@ def row_sum(x: Float[Array, "*rows D"]) -> Float[Array, "*rows"]:
     while x.shape[-1] > 1:
         x = fold(x)
     return x[..., 0]
+
+
+def isolated_exp(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """``exp`` kept out of the fusions around it, which would otherwise change its last bit with their shape."""
+    return lax.optimization_barrier(jnp.exp(lax.optimization_barrier(x)))

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxllm.sampling.reductions import argmax, count, isolated_exp, top_k
+from jaxllm.sampling.reductions import argmax, count, top_k
 from jaxllm.sampling.rows import SamplingRows
-from pallas_kernels.reductions import row_sum
+from pallas_kernels.reductions import isolated_exp, row_sum
 
 SHORT_LIST = 64
 """Up to this k, top-k reads its threshold off the sorted best; beyond, it bisects."""

@@ -13,9 +13,9 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jaxllm.outputs import Logprob
-from jaxllm.sampling.reductions import count, isolated_exp, top_k
+from jaxllm.sampling.reductions import count, top_k
 from jaxllm.sampling.tiles import map_row_tiles
-from pallas_kernels.reductions import row_sum
+from pallas_kernels.reductions import isolated_exp, row_sum
 
 
 class TokenLogprobs(NamedTuple):

@@ -16,11 +16,6 @@ from pallas_kernels.reductions import fold
 _LANES = 32
 
 
-def isolated_exp(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """``exp`` kept out of the fusions around it, which would otherwise change its last bit with their shape."""
-    return lax.optimization_barrier(jnp.exp(lax.optimization_barrier(x)))
-
-
 def count(mask: Bool[Array, "B V"]) -> Int[Array, " B"]:
     """Number of true entries per row, at most 2**24 (float32 sums of integers are exact in any order up to there)."""
     return jnp.sum(fold(mask.astype(jnp.float32)), axis=-1).astype(jnp.int32)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from pallas_kernels.reductions import row_sum
+from pallas_kernels.reductions import isolated_exp, row_sum
 
 LOWEST = -1e30
 """Running maximum before any key was seen; finite, so that differences with it are never NaN."""
@@ -60,8 +60,8 @@ def add_group(
         scores = lax.optimization_barrier(soft_cap * jnp.tanh(lax.optimization_barrier(scores / soft_cap)))
     scores = jnp.where(visible, scores, -jnp.inf)
     largest = jnp.maximum(state.largest, jnp.max(scores, axis=-1))
-    factor = _exp(state.largest - largest)
-    weights = _exp(scores - largest[..., None])
+    factor = isolated_exp(state.largest - largest)
+    weights = isolated_exp(scores - largest[..., None])
     total = state.total * factor + row_sum(weights)
     return State(largest, total, state.values * factor[..., None] + _weighted_values(weights, v))
 
@@ -90,10 +90,6 @@ def _to_bfloat16(x: Float[Array, " ..."]) -> Float[Array, " ..."]:
     bits = lax.bitcast_convert_type(x, jnp.uint32)
     rounded = bits + 0x7FFF + ((bits >> 16) & 1)
     return lax.bitcast_convert_type((rounded >> 16).astype(jnp.uint16), jnp.bfloat16)
-
-
-def _exp(x: Array) -> Array:
-    return lax.optimization_barrier(jnp.exp(lax.optimization_barrier(x)))
 
 
 def _log(x: Array) -> Array:
