@@ -109,9 +109,12 @@ class BlockManager:
     def find_prefix(self, sequence: Sequence) -> PrefixBlocks:
         """The longest published prefix of the sequence's tokens. Changes nothing."""
         found: PrefixBlocks = [[] for _ in range(self.num_groups)]
-        if not self.enable_prefix_caching or sequence.wants_prompt_logprobs:
+        if not self.enable_prefix_caching:
             return found
+        # Also one that looks for nothing needs it, to know by then that a reset has come between.
         chain = self._chain_of(sequence)
+        if sequence.wants_prompt_logprobs:
+            return found
         chain.extend(sequence.token_ids)
         for content in chain.hashes[: (sequence.num_tokens - 1) // self.block_size]:
             blocks = [self._pool.find((group, content)) for group in range(self.num_groups)]

@@ -138,6 +138,20 @@ def test_after_a_reset_nothing_older_is_found_not_even_what_running_sequences_go
     assert run(blocks, range(14)) == 12
 
 
+@pytest.mark.parametrize("forget", [BlockManager.reset_prefix_cache, BlockManager.bump_weight_version])
+def test_a_block_begun_before_a_reset_is_not_found_after_it_even_if_its_owner_never_looked_anything_up(
+    forget: Callable[[BlockManager], None],
+) -> None:
+    blocks = BlockManager(20, 4)
+    running = sequence(range(6), prompt_logprobs=0)
+    admit(blocks, running)
+    running.num_computed = 2
+    blocks.publish(running)
+    forget(blocks)
+    compute(blocks, running)
+    assert run(blocks, range(6)) == 0
+
+
 def test_weight_versions_have_different_hashes() -> None:
     blocks = BlockManager(20, 4)
     before, after = sequence(range(9)), sequence(range(9))
