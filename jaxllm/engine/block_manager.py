@@ -11,6 +11,7 @@ from jaxllm.engine.block_pool import BlockPool
 from jaxllm.engine.integrity import require
 from jaxllm.engine.prefix_hash import HashChain, PrefixIdentity
 from jaxllm.engine.request import Sequence
+from jaxllm.engine.swap import SwappedCopy, SwapSpace
 from jaxllm.errors import ParameterError
 
 PrefixBlocks = list[list[int]]
@@ -63,10 +64,13 @@ class BlockManager:
     - Admission takes the longest published prefix, at most all tokens but the last, which has to be computed to sample.
     - A block is published once it is full and computed, and never written to after.
     - Forks share all blocks; who writes to a shared block first gets a copy.
+    - What a preempted sequence has computed can be kept in ``swap``, until it is admitted again or the prefix cache is
+      reset. What the prefix cache still holds by then is not copied back.
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, num_groups: int = 1, enable_prefix_caching: bool = True
+        self, num_blocks: int, block_size: int, num_groups: int = 1, enable_prefix_caching: bool = True,
+        num_swap_blocks: int = 0,
     ) -> None:
         for name, value in (("block_size", block_size), ("num_groups", num_groups)):
             if value < 1:
@@ -75,6 +79,7 @@ class BlockManager:
         self.block_size = block_size
         self.num_groups = num_groups
         self.enable_prefix_caching = enable_prefix_caching
+        self.swap = SwapSpace(num_swap_blocks)
         self.weight_version = 0
         self._generation = 0
         self._prefix_queries = 0
@@ -84,6 +89,7 @@ class BlockManager:
     def clear(self) -> None:
         """Forget every sequence and all content, whatever state an interrupted call has left."""
         self._pool = BlockPool(self.num_blocks)
+        self.swap.clear()
         self._holdings: dict[Sequence, _Holding] = {}
         self._updates: list[tuple[int, int, int, list[int]]] = []
         self._copies: list[tuple[int, int]] = []
@@ -131,7 +137,10 @@ class BlockManager:
         return unowned + self.blocks_for(num_tokens) - sum(map(len, prefix))
 
     def admit(self, sequence: Sequence, prefix: PrefixBlocks) -> None:
-        """Start the sequence's tables, in its slot, with the blocks of its prefix, which count as computed."""
+        """Start the sequence's tables, in its slot, with the blocks of its prefix, which count as computed.
+
+        Blocks that are kept in host memory follow, as far as they go beyond the prefix.
+        """
         for table in prefix:
             for block in table:
                 self._pool.acquire(block)
@@ -144,6 +153,26 @@ class BlockManager:
             if self.enable_prefix_caching and not sequence.wants_prompt_logprobs:
                 self._prefix_queries += sequence.num_tokens
                 self._prefix_hits += sequence.num_computed
+        kept = self.swap.take(sequence)
+        if kept is not None and kept.num_computed > sequence.num_computed:
+            self._swap_in(sequence, kept)
+
+    def _swap_in(self, sequence: Sequence, kept: SwappedCopy) -> None:
+        slot, tables = sequence.held_slot, self._holdings[sequence].tables
+        for group, (table, host_blocks) in enumerate(zip(tables, kept.tables, strict=True)):
+            have = len(table)
+            fresh = [self._pool.allocate() for _ in host_blocks[have:]]
+            table.extend(fresh)
+            self._updates.append((group, slot, have, fresh))
+            self.swap.load(zip(host_blocks[have:], fresh, strict=True))
+        sequence.num_computed = kept.num_computed
+
+    def swap_out(self, sequence: Sequence) -> bool:
+        """Keep in host memory what a sequence has computed, before it is released; whether there was room."""
+        computed = min(sequence.num_computed, sequence.num_tokens - 1)
+        columns = -(-computed // self.block_size)
+        tables = [table[:columns] for table in self._holdings[sequence].tables]
+        return self.swap.keep(sequence, computed, tables, self._pool.key)
 
     def grow(self, sequence: Sequence, end: int) -> bool:
         """Make the slots of tokens ``num_computed .. end - 1`` the sequence's own to write.
@@ -226,8 +255,12 @@ class BlockManager:
         return updates, copies
 
     def reset_prefix_cache(self) -> None:
-        """Forget all published content. Running sequences go on with their blocks, but publish no more."""
+        """Forget all published content, and what is in host memory.
+
+        Running sequences go on with their blocks, but publish no more.
+        """
         self._pool.forget()
+        self.swap.discard_all()
         self._generation += 1
         self._prefix_queries = self._prefix_hits = 0
 
@@ -272,6 +305,7 @@ class BlockManager:
                 for column, block in enumerate(table):
                     self._check_content(sequence, holding, group, column, block)
         self._pool.check_integrity(owners)
+        self.swap.check_integrity()
 
     def _check_content(self, sequence: Sequence, holding: _Holding, group: int, column: int, block: int) -> None:
         key, chain = self._pool.key(block), sequence.hash_chain

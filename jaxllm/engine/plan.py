@@ -23,7 +23,8 @@ class Sampler(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class StepPlan:
-    """What one step computes. The runner applies, in order: block_copies, table_updates, forward, sample.
+    """What one step computes. The runner applies, in order: swap_out, swap_in, block_copies, table_updates,
+    forward, sample.
 
     sequences: one per row, rows sorted by slot.
     slot, start, count: i32[rows]; row r computes tokens start[r] .. start[r] + count[r] - 1 of its sequence.
@@ -31,7 +32,9 @@ class StepPlan:
     table_updates: i32[k, 4] of (group, slot, column, block), no two for the same place.
     block_copies: i32[c, 2] of (source, destination), destinations distinct; all sources are read before any is written.
     admitted: sequences that were given a slot in this step: their sampling state has to be set. Forks included.
-    preempted: sequences that lost their slot and blocks, to be recomputed later.
+    preempted: sequences that lost their slot and blocks, to be swapped in or recomputed later.
+    swap_out: i32[o, 2] of (device block, host block), host blocks distinct.
+    swap_in: i32[i, 2] of (host block, device block), device blocks distinct.
     num_tokens: the sum of ``count``, at most the token budget.
 
     A plan that is never run must be dropped (``Scheduler.drop``): the device then lacks its updates, which concern only
@@ -47,6 +50,8 @@ class StepPlan:
     block_copies: np.ndarray
     admitted: list[Sequence]
     preempted: list[Sequence]
+    swap_out: np.ndarray
+    swap_in: np.ndarray
     num_tokens: int
 
     def token_ids(self) -> np.ndarray:
@@ -82,7 +87,8 @@ class StepDraft:
         self.counts[sequence] = count
         self.budget -= count
 
-    def plan(self, table_updates: np.ndarray, block_copies: np.ndarray) -> StepPlan:
+    def plan(self, table_updates: np.ndarray, block_copies: np.ndarray, swap_out: np.ndarray, swap_in: np.ndarray
+             ) -> StepPlan:
         """The finished plan."""
         sequences = sorted(self.counts, key=lambda sequence: sequence.held_slot)
         table = np.array(
@@ -105,5 +111,7 @@ class StepDraft:
             block_copies=block_copies,
             admitted=self.admitted,
             preempted=self.preempted,
+            swap_out=swap_out,
+            swap_in=swap_in,
             num_tokens=int(count.sum()),
         )

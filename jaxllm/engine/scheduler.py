@@ -54,9 +54,9 @@ class Scheduler:
     computes some of the difference; when it reaches the target, a token is sampled.
 
     - Running sequences go first, in policy order, then waiting ones, in policy order; prompts are computed in chunks.
-    - A sequence that lacks blocks takes them from the running sequence that goes last, whose blocks are freed and which
-      is computed anew later. It never takes them from one that goes before it: the last in order waits, keeping its
-      blocks. So the first in order always advances.
+    - A sequence that lacks blocks takes them from the running sequence that goes last, whose blocks are freed. They are
+      copied to host memory and later back, if there is room, or else computed anew. It never takes them from one that
+      goes before it: the last in order waits, keeping its blocks. So the first in order always advances.
     - A waiting sequence is admitted when a slot is free and blocks for all its tokens are, besides one more for each
       that already runs. Nothing is preempted to admit another, whatever its priority.
     - ``n`` samples compute their prompt once: the step that completes it in sample 0 forks the others into free slots;
@@ -131,7 +131,7 @@ class Scheduler:
             self._admit_waiting(step)
         if not step.counts:
             return None
-        return step.plan(*self.blocks.take_changes())
+        return step.plan(*self.blocks.take_changes(), *self.blocks.swap.take_moves())
 
     def update(self, plan: StepPlan, token_ids: np.ndarray | list[int]) -> None:
         """Record that the plan has run and what it sampled, one token for each of ``plan.samplers``.
@@ -165,6 +165,7 @@ class Scheduler:
         sequence.finish_reason, sequence.stop_reason = reason, stop_reason
         if queued:
             self._waiting.discard(sequence)
+            self.blocks.swap.discard(sequence)
         if sequence.index == 0 and not request.forked:
             # Without sample 0 to run the prompt, the others see to it themselves.
             request.forked = True
@@ -184,6 +185,7 @@ class Scheduler:
 
     def drop(self, plan: StepPlan, reason: FinishReason = "error") -> list[Request]:
         """End the requests that a plan which did not run concerns, and return them; the others can go on."""
+        self.blocks.swap.invalidate(plan.swap_out[:, 1].tolist())
         concerned = [*plan.sequences, *plan.admitted]
         requests = {sequence.request.request_id: sequence.request for sequence in concerned if not sequence.finished}
         for request_id in requests:
@@ -258,6 +260,7 @@ class Scheduler:
 
     def _preempt_last(self) -> Sequence:
         victim = self._running[-1]
+        self.blocks.swap_out(victim)
         self._leave(victim)
         victim.status = SequenceStatus.PREEMPTED
         victim.num_computed = 0
@@ -296,6 +299,7 @@ class Scheduler:
             known.difference_update(due)
         require(not known, "belong to no request", known)
         require(self.blocks.holders() == set(self._running), "blocks are held by sequences that do not run")
+        require(set(waiting).issuperset(self.blocks.swap.holders()), "host blocks are held by sequences not waiting")
         self.blocks.check_integrity()
 
 
