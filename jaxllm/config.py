@@ -24,8 +24,8 @@ class EngineConfig:
 
     max_num_seqs: samples that run at once. max_num_batched_tokens: tokens computed per step. max_model_len: the most
     tokens of a prompt and its output. block_size: slots per block. num_blocks: physical blocks, the null block
-    included. vocab_size: ids that exist (the tokenizer's; the model's may be padded beyond). unused_token_ids: those
-    among them that stand for nothing and are never sampled.
+    included. num_swap_blocks: host blocks for preempted sequences. vocab_size: ids that exist (the tokenizer's; the
+    model's may be padded beyond). unused_token_ids: those among them that stand for nothing and are never sampled.
     """
 
     max_num_seqs: int
@@ -34,6 +34,7 @@ class EngineConfig:
     block_size: int
     num_blocks: int
     vocab_size: int
+    num_swap_blocks: int = 0
     enable_prefix_caching: bool = True
     scheduling_policy: Policy = "fcfs"
     max_logprobs: int = 20
@@ -44,6 +45,7 @@ class EngineConfig:
         check_int("max_num_batched_tokens", self.max_num_batched_tokens, MIN_BATCHED_TOKENS)
         check_int("max_model_len", self.max_model_len, 2)
         check_int("block_size", self.block_size, 1)
+        check_int("num_swap_blocks", self.num_swap_blocks, 0)
         check_int("max_logprobs", self.max_logprobs, 0)
         if not isinstance(self.enable_prefix_caching, bool):
             raise ParameterError("enable_prefix_caching", self.enable_prefix_caching, "True or False")
@@ -78,6 +80,17 @@ def check_fraction(name: str, value: object) -> None:
     """Raise ``ParameterError`` unless ``value`` is a number above 0 and at most 1."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
         raise ParameterError(name, value, "a number > 0 and <= 1")
+
+
+def plan_swap(swap_bytes: int, block_bytes: int, free_bytes: int) -> int:
+    """The number of host blocks that ``swap_bytes`` of the ``free_bytes`` of host memory hold; 0 turns swapping off."""
+    check_int("swap_space", swap_bytes, 0)
+    if 0 < swap_bytes < block_bytes:
+        raise ParameterError("swap_space", swap_bytes, f"0, or at least the {block_bytes:,} bytes of one block")
+    if swap_bytes > free_bytes:
+        raise CapacityError(f"swap_space={swap_bytes:,} bytes is more than the {max(free_bytes, 0):,} bytes of host "
+                            "memory that are free beside weights and KV cache: lower swap_space")
+    return swap_bytes // block_bytes
 
 
 def plan_memory(

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from jaxllm.compilation import use_persistent_cache
-from jaxllm.config import MIN_BATCHED_TOKENS, EngineConfig, Policy, check_fraction, check_int, plan_memory
+from jaxllm.config import MIN_BATCHED_TOKENS, EngineConfig, Policy, check_fraction, check_int, plan_memory, plan_swap
 from jaxllm.engine.core import Engine
 from jaxllm.errors import ParameterError
 from jaxllm.kv_cache import kv_spec
@@ -38,6 +38,7 @@ class EngineSizes:
     kv_cache_bytes: int | None = None
     kv_cache_dtype: Any = "auto"
     gpu_memory_utilization: float = 0.9
+    swap_bytes: int = 0
     enable_prefix_caching: bool = True
     scheduling_policy: Policy = "fcfs"
     max_logprobs: int = 20
@@ -72,10 +73,13 @@ def choose_config(model: Model, sizes: EngineSizes, tokenizer: Tokenizer | None 
         weight_bytes=model.weight_bytes,
         on_host=on_host,
     )
+    block_bytes = spec.block_bytes(chosen["block_size"])
+    taken = model.weight_bytes + num_blocks * block_bytes if on_host else 0
     config = EngineConfig(
         **chosen,
         max_model_len=max_model_len,
         num_blocks=num_blocks,
+        num_swap_blocks=plan_swap(sizes.swap_bytes, block_bytes, free_host_memory() - taken),
         vocab_size=vocab_size if tokenizer is None else min(tokenizer.vocab_size, vocab_size),
         unused_token_ids=() if tokenizer is None else tuple(
             sorted(token for token in tokenizer.unused_token_ids if token < vocab_size)),

@@ -60,7 +60,8 @@ class Engine:
         self.tokenizer = tokenizer
         self.eos_token_ids = frozenset(eos_token_ids)
         self._runner = runner
-        blocks = BlockManager(config.num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching)
+        blocks = BlockManager(config.num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching,
+                              num_swap_blocks=config.num_swap_blocks)
         self.scheduler = Scheduler(
             SchedulerConfig(
                 max_num_seqs=config.max_num_seqs,
@@ -205,7 +206,10 @@ class Engine:
     def _note_scheduled(self, plan: StepPlan) -> None:
         now = time.perf_counter()
         self._totals.num_steps += 1
+        self._totals.num_computed_tokens += plan.num_tokens
         self._totals.num_preemptions += len(plan.preempted)
+        self._totals.num_swapped_out += len(plan.swap_out)
+        self._totals.num_swapped_in += len(plan.swap_in)
         for sequence in plan.admitted:
             metrics = sequence.request.metrics
             if metrics.first_scheduled_time is None:

@@ -14,14 +14,19 @@ class EngineTotals:
     num_steps: int = 0
     num_prompt_tokens: int = 0
     num_generated_tokens: int = 0
+    num_computed_tokens: int = 0
     num_preemptions: int = 0
+    num_swapped_out: int = 0
+    num_swapped_in: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EngineStats:
     """The engine at this moment, and its totals since it was made.
 
-    kv_blocks_total excludes the null block. kv_waste: share of the allocated slots that hold no token.
+    num_computed_tokens: tokens that went through the model, those computed anew after a preemption included.
+    num_swapped_out, num_swapped_in: blocks copied to host memory, and back. kv_blocks_total excludes the null block.
+    swap_blocks_total, swap_blocks_used: host blocks. kv_waste: share of the allocated slots that hold no token.
     prefix_hit_rate: share of the prompt tokens looked up in the prefix cache that were found.
     """
 
@@ -30,7 +35,10 @@ class EngineStats:
     num_steps: int
     num_prompt_tokens: int
     num_generated_tokens: int
+    num_computed_tokens: int
     num_preemptions: int
+    num_swapped_out: int
+    num_swapped_in: int
     kv_blocks_total: int
     kv_blocks_used: int
     kv_blocks_cached: int
@@ -38,6 +46,8 @@ class EngineStats:
     kv_slots_filled: int
     kv_waste: float
     prefix_hit_rate: float
+    swap_blocks_total: int
+    swap_blocks_used: int
 
     @classmethod
     def of(cls, scheduler: Scheduler, totals: EngineTotals) -> EngineStats:
@@ -54,4 +64,6 @@ class EngineStats:
             kv_slots_filled=blocks.slots_filled,
             kv_waste=blocks.kv_waste,
             prefix_hit_rate=blocks.hit_rate,
+            swap_blocks_total=scheduler.blocks.swap.num_blocks,
+            swap_blocks_used=scheduler.blocks.swap.num_used,
         )

@@ -28,6 +28,16 @@ def allocate_pool(spec: KVSpec, num_blocks: int, block_size: int) -> KVPool:
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), abstract_pool(spec, num_blocks, block_size))
 
 
+def read_blocks(pool: KVPool, blocks: Int[Array, " N"]) -> KVPool:
+    """The contents of whole blocks, ``[N, K, S, H]`` each. 0 is padding."""
+    return jax.tree.map(lambda array: array[blocks], pool)
+
+
+def write_blocks(pool: KVPool, blocks: Int[Array, " N"], values: KVPool) -> KVPool:
+    """Replace the contents of whole blocks by ``values``, ``[N, K, S, H]`` each. 0 is padding."""
+    return jax.tree.map(lambda array, value: array.at[blocks].set(value), pool, values)
+
+
 def copy_blocks(pool: KVPool, pairs: Int[Array, "C 2"]) -> KVPool:
     """Copy whole blocks within the pool, (source, target) each, for copy-on-write. (0, 0) is padding."""
     source, target = pairs[:, 0], pairs[:, 1]

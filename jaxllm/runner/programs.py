@@ -32,6 +32,7 @@ from jaxllm.models.decoder import StepContext
 from jaxllm.models.model import Model, Params, nest
 from jaxllm.runner.batch import StepBatch
 from jaxllm.runner.buckets import buckets
+from jaxllm.runner.host_pool import HostBlocks
 from jaxllm.sampling import (
     RowTable,
     SampleOutput,
@@ -53,6 +54,8 @@ TABLE_CHANGES = 128
 """Table entries changed per call of ``update_table``."""
 BLOCK_COPIES = 16
 """Blocks copied per call of ``copy_blocks``."""
+SWAP_BLOCKS = 16
+"""Blocks moved per call of ``read_blocks`` and ``write_blocks``."""
 PROMPT_LOGPROB_ROWS = 64
 """Prompt tokens whose logits are in memory at once."""
 SLOW_COMPILE_SECONDS = 2.0
@@ -99,8 +102,14 @@ class Programs:
             *(Key(program, tokens) for program in ("begin", "end", "prompt_logprobs") for tokens in self.token_buckets),
             *(Key("layers", tokens, kind) for kind in self.kinds for tokens in self.token_buckets),
             *(Key("sample", rows, variant) for variant in Variant for rows in self.row_buckets),
-            Key("update_table"), Key("copy_blocks"), Key("set_sampling_slot"),
+            *(Key(program) for program in self._single_programs),
         ]
+
+    @property
+    def _single_programs(self) -> list[str]:
+        """The programs of one size."""
+        swap = ["read_blocks", "write_blocks"] if self.config.num_swap_blocks else []
+        return ["update_table", "copy_blocks", "set_sampling_slot", *swap]
 
     @property
     def kinds(self) -> list[LayerKind]:
@@ -120,7 +129,8 @@ class Programs:
         """How many executables there can be, in words."""
         tokens, rows, variants = len(self.token_buckets), len(self.row_buckets), len(Variant)
         return (f"at most {len(self.all_keys())} executables: {3 + len(self.kinds)} programs x {tokens} token buckets "
-                f"{self.token_buckets} + {variants} samplers x {rows} row buckets {self.row_buckets} + 3")
+                f"{self.token_buckets} + {variants} samplers x {rows} row buckets {self.row_buckets} + "
+                f"{len(self._single_programs)}")
 
     def compile(self, key: Key) -> Any:
         """The executable of a key, compiled now if it is not there; threads may compile different ones at once."""
@@ -172,6 +182,14 @@ class Programs:
     def copy_blocks(self, cache: KVPool, pairs: np.ndarray) -> KVPool:
         """Donates ``cache``."""
         return self._run(Key("copy_blocks"), cache, pairs)
+
+    def read_blocks(self, cache: KVPool, blocks: np.ndarray) -> KVPool:
+        """The contents of ``SWAP_BLOCKS`` blocks."""
+        return self._run(Key("read_blocks"), cache, blocks)
+
+    def write_blocks(self, cache: KVPool, blocks: np.ndarray, values: HostBlocks) -> KVPool:
+        """Donates ``cache``."""
+        return self._run(Key("write_blocks"), cache, blocks, values)
 
     def set_sampling_slot(self, state: SamplingState, slot: int, row: tuple[np.ndarray, ...]) -> SamplingState:
         """Donates ``state``."""
@@ -228,6 +246,8 @@ class Programs:
             "prompt_logprobs": (self._prompt_logprobs, ()),
             "update_table": (block_table.update, (0,)),
             "copy_blocks": (pool.copy_blocks, (0,)),
+            "read_blocks": (pool.read_blocks, ()),
+            "write_blocks": (pool.write_blocks, (0,)),
             "set_sampling_slot": (lambda state, slot, row: set_slot(state, slot, *row), (0,)),
         }
         function, donated = programs[key.program]
@@ -271,6 +291,10 @@ class Programs:
             return table, _ints(TABLE_CHANGES, 4)
         if key.program == "copy_blocks":
             return cache, _ints(BLOCK_COPIES, 2)
+        if key.program == "read_blocks":
+            return cache, _ints(SWAP_BLOCKS)
+        if key.program == "write_blocks":
+            return cache, _ints(SWAP_BLOCKS), abstract_pool(self.spec, SWAP_BLOCKS, config.block_size)
         vocabulary = [jax.ShapeDtypeStruct((vocab,), dtype) for dtype in (np.int32, np.uint8, np.float32)]
         return state, _ints(), tuple(vocabulary)
 

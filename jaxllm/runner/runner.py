@@ -15,7 +15,8 @@ from jaxllm.kv_cache import allocate_pool, block_table
 from jaxllm.models.model import Params
 from jaxllm.runner.batch import build_batch, padded_lines
 from jaxllm.runner.buckets import bucket_for
-from jaxllm.runner.programs import BLOCK_COPIES, TABLE_CHANGES, Programs, prompt_logprob_rows
+from jaxllm.runner.host_pool import HostPool
+from jaxllm.runner.programs import BLOCK_COPIES, SWAP_BLOCKS, TABLE_CHANGES, Programs, prompt_logprob_rows
 from jaxllm.sampling import (
     RowTable,
     SampleOutput,
@@ -67,6 +68,7 @@ class Runner:
         self.head = self.model.head_params(params)
         self.layers = [params["layers"][layer] for layer in range(self.model.config.num_layers)]
         self._rows = RowTable(self.config.max_num_seqs)
+        self._host_pool = HostPool(self.spec, self.config.num_swap_blocks, self.config.block_size)
         self.reset()
 
     def reset(self) -> None:
@@ -93,6 +95,7 @@ class Runner:
     def dispatch(self, plan: StepPlan) -> StepResult:
         """Start one step; the result's arrays are on the device and may not be ready yet."""
         self._admit(plan.admitted)
+        self._swap(plan)
         for pairs in _chunks(plan.block_copies, BLOCK_COPIES, 0):
             self.cache = self.programs.copy_blocks(self.cache, pairs)
         for changes in _chunks(plan.table_updates, TABLE_CHANGES, -1):
@@ -101,6 +104,17 @@ class Runner:
         self.cache, rows, hidden = self.programs.forward(self.outer, self.layers, self.cache, self.table, batch)
         prompt_logprobs = list(self._prompt_logprobs(plan, batch.query_start, hidden))
         return StepResult(self._sample(plan, rows), prompt_logprobs)
+
+    def _swap(self, plan: StepPlan) -> None:
+        """Copy blocks to host memory, waiting for them, then others back."""
+        for first in range(0, len(plan.swap_out), SWAP_BLOCKS):
+            device, host = plan.swap_out[first:first + SWAP_BLOCKS].T
+            values = self.programs.read_blocks(self.cache, _padded(device))
+            self._host_pool.write(host, jax.device_get(values))
+        for first in range(0, len(plan.swap_in), SWAP_BLOCKS):
+            host, device = plan.swap_in[first:first + SWAP_BLOCKS].T
+            self.cache = self.programs.write_blocks(
+                self.cache, _padded(device), self._host_pool.read(host, SWAP_BLOCKS))
 
     def _admit(self, admitted: Sequence[RequestSequence]) -> None:
         for sequence in admitted:
@@ -147,6 +161,10 @@ class Runner:
                 targets[shift:shift + taken] = sequence.token_ids[chunk:chunk + taken]
                 values = self.programs.prompt_logprobs(self.head, hidden, row - shift, targets)
                 yield PromptLogprobs(sequence, chunk, taken, shift, values)
+
+
+def _padded(blocks: np.ndarray) -> np.ndarray:
+    return np.pad(blocks, (0, SWAP_BLOCKS - len(blocks)))
 
 
 def _chunks(lines: np.ndarray, size: int, fill: int) -> Iterator[np.ndarray]:
