@@ -23,6 +23,7 @@ class Tokenizer:
     special_token_ids: the ids that ``skip_special_tokens`` leaves out.
     unused_token_ids: ids below ``vocab_size`` that stand for no text; a sampler should never choose them.
     vocab_size: one more than the largest id with a token; a model's output may be padded beyond it.
+    pieces: what each token contributes to a text; cleans_up_spaces: whether spaces before punctuation are then removed.
     """
 
     def __init__(
@@ -57,9 +58,9 @@ class Tokenizer:
         self.vocab_size = max([size_without_added, *(token_id + 1 for token_id in added)])
         holes = set(range(size_without_added, self.vocab_size)).difference(added)
         self.unused_token_ids = frozenset(unused_token_ids) | holes
-        self._pieces = Pieces(backend, DecodeRules.from_backend(backend), added)
+        self.pieces = Pieces(backend, DecodeRules.from_backend(backend), added)
         self._added_ids = frozenset(added)
-        self._clean_up_spaces = clean_up_tokenization_spaces
+        self.cleans_up_spaces = clean_up_tokenization_spaces
         self._templates = ChatTemplates(chat_template, self.special_tokens)
         # parse_special is a setting of the backend, not an argument of its encode.
         self._encode_lock = threading.Lock()
@@ -119,15 +120,15 @@ class Tokenizer:
     def assembler(self, *, skip_special_tokens: bool, spaces_between_special_tokens: bool) -> TextAssembler:
         """A fresh decoder of one text; ``decode`` and ``IncrementalDetokenizer`` are made of it."""
         return TextAssembler(
-            self._pieces,
+            self.pieces,
             skipped_ids=self.special_token_ids if skip_special_tokens else (),
             joined_ids=() if spaces_between_special_tokens else self._added_ids,
-            clean_up_spaces=self._clean_up_spaces,
+            clean_up_spaces=self.cleans_up_spaces,
         )
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token adds inside a text, its leading space included; empty for an id without a token."""
-        return self._pieces.inner(token_id) or b""
+        return self.pieces.inner(token_id) or b""
 
     def token_text(self, token_id: int) -> str:
         r"""One token as text, to be shown by itself: special tokens are spelled out, a leading space is kept.
