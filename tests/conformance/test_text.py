@@ -146,9 +146,8 @@ def test_ids_that_the_tokenizer_lacks_are_never_sampled(options):
 @pytest.mark.case(22)
 def test_prompt_logprobs_are_normalized_over_the_ids_that_exist():
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
-    prompts = [[1, token] for token in range(41)]
-    total = sum(np.exp(output.prompt_logprobs[1][prompt[1]].logprob)
-                for prompt, output in zip(prompts, run(_padded(), [(prompt, params) for prompt in prompts]), strict=True))
+    outputs = run(_padded(), [([1, token], params) for token in range(41)])
+    total = sum(np.exp(output.prompt_logprobs[1][token].logprob) for token, output in enumerate(outputs))
     assert total == pytest.approx(1, abs=1e-5)  # the rounding of 41 float32 log-probabilities
 
 
