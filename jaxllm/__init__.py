@@ -15,6 +15,7 @@ from jaxllm.errors import (
     JaxLLMError,
     ModelNotFoundError,
     ParameterError,
+    RequestError,
     UnsupportedModelError,
 )
 from jaxllm.outputs import CompletionOutput, Logprob, OutputError, RequestMetrics, RequestOutput
@@ -42,6 +43,7 @@ __all__ = [
     "ModelNotFoundError",
     "OutputError",
     "ParameterError",
+    "RequestError",
     "RequestMetrics",
     "RequestOutput",
     "SamplingParams",

@@ -4,28 +4,36 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from jaxllm.errors import CapacityError, ParameterError
 from jaxllm.kv_cache.spec import KVSpec
 from jaxllm.models.config import DecoderConfig
+from jaxllm.sampling_params import LOGPROBS_MODES, MAX_SEED, LogprobsMode
 
 logger = logging.getLogger("jaxllm")
 
 Policy = Literal["fcfs", "priority"]
 
 MIN_BATCHED_TOKENS = 16
+MAX_BATCHED_TOKENS = 1 << 20
+MAX_NUM_SEQS = 1 << 16
+MAX_BLOCK_SIZE = 1 << 12
 CPU_POOL_FLOOR = 1 << 30
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """The sizes of an engine.
+    """The sizes of an engine, and how it treats its requests.
 
     max_num_seqs: samples that run at once. max_num_batched_tokens: tokens computed per step. max_model_len: the most
     tokens of a prompt and its output. block_size: slots per block. num_blocks: physical blocks, the null block
     included. num_swap_blocks: host blocks for preempted sequences. vocab_size: ids that exist (the tokenizer's; the
     model's may be padded beyond). unused_token_ids: those among them that stand for nothing and are never sampled.
+    logprobs_mode: of requests that name none. seed: what the seeds of requests that bring none derive from, with the
+    order of their arrival; ``None`` draws each from the operating system. logits_processors: JAX functions by name,
+    compiled into the sampler (``LogitsProcessor``).
     """
 
     max_num_seqs: int
@@ -38,15 +46,22 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     scheduling_policy: Policy = "fcfs"
     max_logprobs: int = 20
+    logprobs_mode: LogprobsMode = "raw_logprobs"
+    seed: int | None = None
     unused_token_ids: tuple[int, ...] = ()
+    logits_processors: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_int("max_num_seqs", self.max_num_seqs, 1)
-        check_int("max_num_batched_tokens", self.max_num_batched_tokens, MIN_BATCHED_TOKENS)
+        check_int("max_num_seqs", self.max_num_seqs, 1, MAX_NUM_SEQS)
+        check_int("max_num_batched_tokens", self.max_num_batched_tokens, MIN_BATCHED_TOKENS, MAX_BATCHED_TOKENS)
         check_int("max_model_len", self.max_model_len, 2)
-        check_int("block_size", self.block_size, 1)
+        check_int("block_size", self.block_size, 1, MAX_BLOCK_SIZE)
         check_int("num_swap_blocks", self.num_swap_blocks, 0)
-        check_int("max_logprobs", self.max_logprobs, 0)
+        check_int("max_logprobs", self.max_logprobs, -1)
+        if self.logprobs_mode not in LOGPROBS_MODES:
+            raise ParameterError("logprobs_mode", self.logprobs_mode, "one of " + ", ".join(map(repr, LOGPROBS_MODES)))
+        if self.seed is not None:
+            check_int("seed", self.seed, 0, MAX_SEED)
         if not isinstance(self.enable_prefix_caching, bool):
             raise ParameterError("enable_prefix_caching", self.enable_prefix_caching, "True or False")
         if self.scheduling_policy not in ("fcfs", "priority"):

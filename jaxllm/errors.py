@@ -5,6 +5,14 @@ allowed; where a resource is too small, the number to change.
 """
 
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jaxllm.outputs import RequestOutput
+
+
 class JaxLLMError(ValueError):
     """Base of the errors that jaxllm raises for bad input or impossible requests."""
 
@@ -43,3 +51,16 @@ class CapacityError(JaxLLMError):
 
 class EngineError(RuntimeError):
     """The engine failed while running a step; the requests of that step carry it, the others go on."""
+
+
+class RequestError(RuntimeError):
+    """A request failed while it ran, and the call was made with ``raise_on_error``.
+
+    output: what the request had come to, its ``error`` included.
+    """
+
+    def __init__(self, output: RequestOutput) -> None:
+        self.output = output
+        error = output.error
+        reason = "it failed" if error is None else f"{error.type}: {error.message}"
+        super().__init__(f"{output.request_id}: {reason}")

@@ -1,14 +1,17 @@
-"""From a checkpoint to a model: which family, which dtype, which weights, which defaults."""
+"""From a checkpoint to a model: which files, which tokenizer, which family, dtype and weights, which defaults."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
 
+from jaxllm.config import check_int
 from jaxllm.errors import CheckpointError, ParameterError
 from jaxllm.models.model import Model, Params, build_model, nest
 from jaxllm.models.registry import Family, family_of
@@ -17,10 +20,56 @@ from jaxllm.runner.buckets import bucket_for
 from jaxllm.runner.programs import Key, Programs
 from jaxllm.sampling import needs_state, variant_of
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.tokenization import Tokenizer
-from jaxllm.weights import ModelSource, Piece, check_checkpoint, load_params
+from jaxllm.tokenization import Tokenizer, load_tokenizer
+from jaxllm.weights import GGUFSource, ModelSource, Piece, SafetensorsSource, check_checkpoint, load_params, resolve
+from jaxllm.weights.safetensors import read_json
 
 logger = logging.getLogger("jaxllm")
+
+
+LOAD_FORMATS: dict[str, type[SafetensorsSource] | type[GGUFSource] | None] = {
+    "auto": None, "safetensors": SafetensorsSource, "gguf": GGUFSource, "dummy": None,
+}
+"""By name, the checkpoints that they accept, where not all."""
+GENERATION_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
+"""Those entries of a ``generation_config.json`` that become defaults of requests."""
+
+TokenizerChoice = str | os.PathLike[str] | Tokenizer | None
+
+
+def open_source(model: Any, revision: str | None = None, load_format: str = "auto") -> ModelSource:
+    """The checkpoint that is meant, its headers read. load_format: one of ``LOAD_FORMATS``, or ``ParameterError``."""
+    if not isinstance(load_format, str) or load_format not in LOAD_FORMATS:
+        raise ParameterError("load_format", load_format, "one of " + ", ".join(map(repr, LOAD_FORMATS)))
+    source = model
+    if not isinstance(model, ModelSource):
+        source = resolve(model, revision, download_weights=load_format != "dummy")
+    wanted = LOAD_FORMATS[load_format]
+    if wanted is not None and not isinstance(source, wanted):
+        raise ParameterError("load_format", load_format, f"{source.path} has another format; leave it at 'auto'")
+    return source
+
+
+def read_tokenizer(source: ModelSource, tokenizer: TokenizerChoice = None, revision: str | None = None) -> Tokenizer:
+    """The tokenizer of a checkpoint, or the one that was chosen instead: a folder, a file, a hub id or itself.
+
+    revision: of the hub repository that was chosen.
+    """
+    if revision is not None and (isinstance(tokenizer, Tokenizer) or not isinstance(revision, str)):
+        raise ParameterError("tokenizer_revision", revision, "a branch, tag or commit of a tokenizer on the hub")
+    if isinstance(tokenizer, Tokenizer):
+        return tokenizer
+    if tokenizer is not None and not (isinstance(tokenizer, str | os.PathLike) and os.fspath(tokenizer)):
+        raise ParameterError("tokenizer", tokenizer, "a hub id, a folder, a .gguf file or a Tokenizer")
+    if tokenizer is not None:
+        if revision is None and os.path.isdir(tokenizer) and not any(Path(tokenizer).glob("*.gguf")):
+            return load_tokenizer(Path(tokenizer))
+        try:
+            source = resolve(tokenizer, revision, download_weights=False)
+        except ParameterError as error:
+            names = {"model": "tokenizer", "revision": "tokenizer_revision"}
+            raise ParameterError(names.get(error.parameter, error.parameter), error.value, error.allowed) from None
+    return load_tokenizer(source.metadata if isinstance(source, GGUFSource) else source.path)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,10 +80,15 @@ class OpenedModel:
     model: Model
 
 
-def open_model(source: ModelSource, dtype: Any) -> OpenedModel:
-    """Describe the model of a checkpoint; raises if the architecture is unknown or its tensors do not fit."""
+def open_model(source: ModelSource, dtype: Any, *, has_weights: bool = True) -> OpenedModel:
+    """Describe the model of a checkpoint; raises if the architecture is unknown or its tensors do not fit.
+
+    has_weights: whether tensors are wanted of the checkpoint at all.
+    """
     family = family_of(source.config)
     config = family.decoder_config(source.config)
+    if not has_weights:
+        return OpenedModel(family, build_model(config, resolve_dtype(dtype, jax.default_backend())))
     if config.num_layers > len(source.tensors):
         # Before anything is made for each of them: a damaged config can ask for billions.
         raise CheckpointError(f"{source.path} does not fit the model: its config asks for {config.num_layers} layers, "
@@ -59,6 +113,11 @@ class FirstStep:
     num_tokens: int = 32
     params: SamplingParams = dataclasses.field(default_factory=lambda: SamplingParams(temperature=0.0))
 
+    def __post_init__(self) -> None:
+        check_int("first_step.num_tokens", self.num_tokens, 1)
+        if not isinstance(self.params, SamplingParams):
+            raise ParameterError("first_step.params", self.params, "a SamplingParams")
+
 
 def first_programs(programs: Programs, step: FirstStep) -> Iterable[Key]:
     """What a first request needs: a decode, its prompt's step, its sampler."""
@@ -71,32 +130,68 @@ def first_programs(programs: Programs, step: FirstStep) -> Iterable[Key]:
     return dict.fromkeys(keys)
 
 
-def end_token_ids(source: ModelSource, tokenizer: Tokenizer) -> frozenset[int]:
+def stored_generation_config(source: ModelSource, generation_config: Any = "auto") -> Mapping[str, Any]:
+    """A ``generation_config.json``: the checkpoint's for "auto" and "vllm", else that of a folder."""
+    if isinstance(generation_config, str) and generation_config in ("auto", "vllm"):
+        return source.generation_config
+    name = "generation_config.json"
+    is_path = isinstance(generation_config, str | os.PathLike)
+    if not is_path or not os.path.exists(os.path.join(generation_config, name)):
+        raise ParameterError("generation_config", generation_config, f"'auto', 'vllm' or a folder that holds {name}")
+    return read_json(Path(generation_config, name))
+
+
+def end_token_ids(source: ModelSource, tokenizer: Tokenizer | None, generation_config: Any = "auto") -> frozenset[int]:
     """Every id that ends a generation: the tokenizer's, ``config.json``'s and ``generation_config.json``'s.
 
-    Ids that the tokenizer does not have are left out: some checkpoints say -1 for none, and others were made with a
-    larger vocabulary. ``CheckpointError`` for what is neither an id nor a list of ids.
+    Ids that do not exist are left out: some checkpoints say -1 for none, and others were made with a larger vocabulary.
+    ``CheckpointError`` for what is neither an id nor a list of ids.
     """
-    found = set(tokenizer.eos_token_ids)
-    for config in (source.config, source.generation_config):
+    found = set(() if tokenizer is None else tokenizer.eos_token_ids)
+    for config in (source.config, stored_generation_config(source, generation_config)):
         ids = config.get("eos_token_id")
         listed = [] if ids is None else ids if isinstance(ids, list) else [ids]
         if not all(isinstance(token, int) and not isinstance(token, bool) for token in listed):
             raise CheckpointError(f"{source.path} has eos_token_id={ids!r}, which is neither a token id nor a list of "
                                   "token ids")
         found.update(listed)
-    return frozenset(token for token in found if 0 <= token < tokenizer.vocab_size)
+    limit = source.config.get("vocab_size", 0) if tokenizer is None else tokenizer.vocab_size
+    return frozenset(token for token in found if 0 <= token < limit)
 
 
-def sampling_defaults(source: ModelSource) -> SamplingParams:
-    """The sampling parameters that ``generation_config.json`` recommends, as far as they are valid."""
-    stored = source.generation_config
-    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-    chosen = {name: stored[name] for name in names if stored.get(name) is not None}
-    if stored.get("do_sample") is False:
-        chosen = {name: value for name, value in chosen.items() if name == "repetition_penalty"} | {"temperature": 0.0}
+def sampling_defaults(source: ModelSource, generation_config: Any = "auto", override: Any = None) -> SamplingParams:
+    """The sampling parameters of requests that bring none.
+
+    generation_config: "auto" takes what the checkpoint recommends, as far as it is valid; "vllm" nothing; a folder,
+        what its ``generation_config.json`` says. override: entries by name that come on top, of ``GENERATION_DEFAULTS``
+        or ``do_sample``; ``ParameterError`` for others, and for values out of range.
+    """
+    stored = stored_generation_config(source, generation_config)
+    recommended = _from_generation_config({} if generation_config == "vllm" else stored)
+    given: dict[str, Any] = {}
+    if override is not None:
+        known = (*GENERATION_DEFAULTS, "do_sample")
+        if not isinstance(override, Mapping) or not set(override) <= set(known):
+            raise ParameterError("override_generation_config", override, "a mapping whose names are among "
+                                 + ", ".join(known))
+        given = _from_generation_config(override)
     try:
-        return SamplingParams(**chosen)
+        defaults = SamplingParams(**recommended)
     except ParameterError as error:
         logger.warning("the model's generation_config.json is ignored: %s", error)
-        return SamplingParams()
+        defaults = SamplingParams()
+    try:
+        return defaults.replace(**given)
+    except ParameterError as error:
+        raise ParameterError("override_generation_config", override, str(error)) from None
+
+
+def _from_generation_config(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of ``GENERATION_DEFAULTS`` as fields of ``SamplingParams``."""
+    fields = {name: entries[name] for name in GENERATION_DEFAULTS if entries.get(name) is not None}
+    if entries.get("do_sample") is False:
+        fields = {name: fields[name] for name in ("repetition_penalty", "max_new_tokens") if name in fields}
+        fields["temperature"] = 0.0
+    if "max_new_tokens" in fields:
+        fields["max_tokens"] = fields.pop("max_new_tokens")
+    return fields

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -11,13 +12,23 @@ from tqdm.auto import tqdm
 
 from jaxllm.engine.collector import Collector
 
+Bar = bool | Callable[..., Any]
+"""Whether to show a bar, or what makes one of the arguments of ``tqdm``."""
+
 
 class ProgressBar:
-    """A ``tqdm`` bar over ``total`` samples, silent unless ``shown`` and standard error is a terminal or a notebook."""
+    """A ``tqdm`` bar over ``total`` samples.
 
-    def __init__(self, total: int, *, shown: bool) -> None:
-        self._bar = tqdm(total=total, desc="Generating", unit="sample", dynamic_ncols=True,
-                         disable=None if shown and _can_be_written_to(sys.stderr) else True)
+    shown: ``True`` shows it if standard error is a terminal or a notebook. A callable, such as
+        ``functools.partial(tqdm, leave=False)``, makes the bar, and decides itself whether it is seen.
+    """
+
+    def __init__(self, total: int, *, shown: Bar) -> None:
+        arguments = {"total": total, "desc": "Generating", "unit": "sample", "dynamic_ncols": True}
+        if callable(shown):
+            self._bar = shown(**arguments)
+        else:
+            self._bar = tqdm(**arguments, disable=None if shown and _can_be_written_to(sys.stderr) else True)
         self._started = time.perf_counter()
         self._tokens: dict[str, int] = {}
         self._finished: dict[str, int] = {}
@@ -32,7 +43,7 @@ class ProgressBar:
 
     def update(self, collector: Collector) -> None:
         """Show a request's progress."""
-        if self._bar.disable:
+        if getattr(self._bar, "disable", False):
             return
         request = collector.request
         tokens = sum(sequence.num_output for sequence in request.sequences)

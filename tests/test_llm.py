@@ -320,7 +320,7 @@ def test_models_that_cannot_be_served_are_refused_by_name(tmp_path):
     ({"gpu_memory_utilization": 5}, "gpu_memory_utilization"), ({"gpu_memory_utilization": "x"}, "gpu_memory"),
     ({"dtype": "int8"}, "dtype"), ({"block_size": 0}, "block_size"), ({"max_num_seqs": "8"}, "max_num_seqs"),
     ({"max_num_batched_tokens": 15}, "max_num_batched_tokens"), ({"scheduling_policy": "x"}, "scheduling_policy"),
-    ({"max_model_len": 257}, "max_model_len"), ({"max_logprobs": -1}, "max_logprobs"), ({"tokenizer": 5}, "model"),
+    ({"max_model_len": 257}, "max_model_len"), ({"max_logprobs": -2}, "max_logprobs"), ({"tokenizer": 5}, "tokenizer"),
 ])
 def test_sizes_that_cannot_be_are_refused_by_name(folder, options, name):
     with pytest.raises((ParameterError, CapacityError), match=name):
@@ -363,7 +363,7 @@ def test_generation_config_gives_the_defaults_and_further_ends(tmp_path):
     (folder / "generation_config.json").write_text(json.dumps(
         {"temperature": 0.3, "top_k": 5, "eos_token_id": [258, 65], "max_new_tokens": 9}))
     llm = LLM(folder, **SIZES)
-    assert llm.get_default_sampling_params() == SamplingParams(temperature=0.3, top_k=5)
+    assert llm.get_default_sampling_params() == SamplingParams(temperature=0.3, top_k=5, max_tokens=9)
     assert llm.engine.eos_token_ids == {258, 65}
     output: RequestOutput = llm.generate("a", SamplingParams(
         temperature=0.0, max_tokens=6, min_tokens=5, allowed_token_ids=[65, 258, 70]))[0]

@@ -4,22 +4,37 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
 
 from jaxllm.compilation import use_persistent_cache
-from jaxllm.config import MIN_BATCHED_TOKENS, EngineConfig, Policy, check_fraction, check_int, plan_memory, plan_swap
+from jaxllm.config import (
+    MAX_BATCHED_TOKENS,
+    MAX_BLOCK_SIZE,
+    MAX_NUM_SEQS,
+    MIN_BATCHED_TOKENS,
+    EngineConfig,
+    Policy,
+    check_fraction,
+    check_int,
+    plan_memory,
+    plan_swap,
+)
 from jaxllm.engine.core import Engine
+from jaxllm.engine.stats_log import StatsLog
 from jaxllm.errors import ParameterError
 from jaxllm.kv_cache import kv_spec
 from jaxllm.kv_cache.spec import KVSpec
 from jaxllm.models.model import Model, Params
 from jaxllm.platform import free_device_memory, free_host_memory, resolve_dtype
+from jaxllm.quantities import parse_bytes, parse_count
 from jaxllm.runner.programs import Key, Programs
 from jaxllm.runner.runner import Runner
+from jaxllm.sampling import LogitsProcessor, check_processors
+from jaxllm.sampling_params import LogprobsMode
 from jaxllm.tokenization import Tokenizer
 
 CPU_DEFAULTS = {"max_num_seqs": 64, "max_num_batched_tokens": 512, "block_size": 32}
@@ -29,19 +44,22 @@ ACCELERATOR_DEFAULTS = {"max_num_seqs": 256, "max_num_batched_tokens": 8192, "bl
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EngineSizes:
-    """What a caller may choose; ``None`` leaves it to the platform. See ``LLM`` for their meanings."""
+    """What a caller may choose; ``None`` leaves it to the platform. See ``LLM`` for their meanings and their forms."""
 
-    max_model_len: int | None = None
+    max_model_len: int | str | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     block_size: int | None = None
-    kv_cache_bytes: int | None = None
+    kv_cache_bytes: int | str | None = None
     kv_cache_dtype: Any = "auto"
     gpu_memory_utilization: float = 0.9
     swap_bytes: int = 0
     enable_prefix_caching: bool = True
     scheduling_policy: Policy = "fcfs"
     max_logprobs: int = 20
+    logprobs_mode: LogprobsMode = "raw_logprobs"
+    seed: int | None = None
+    logits_processors: Mapping[str, LogitsProcessor] | None = None
 
 
 def choose_config(model: Model, sizes: EngineSizes, tokenizer: Tokenizer | None = None) -> tuple[EngineConfig, KVSpec]:
@@ -55,9 +73,10 @@ def choose_config(model: Model, sizes: EngineSizes, tokenizer: Tokenizer | None 
     defaults = CPU_DEFAULTS if on_host else ACCELERATOR_DEFAULTS
     chosen = {name: default if getattr(sizes, name) is None else getattr(sizes, name)
               for name, default in defaults.items()}
-    check_int("max_num_seqs", chosen["max_num_seqs"], 1)
-    check_int("max_num_batched_tokens", chosen["max_num_batched_tokens"], MIN_BATCHED_TOKENS)
-    check_int("block_size", chosen["block_size"], 1)
+    check_int("max_num_seqs", chosen["max_num_seqs"], 1, MAX_NUM_SEQS)
+    check_int("max_num_batched_tokens", chosen["max_num_batched_tokens"], MIN_BATCHED_TOKENS, MAX_BATCHED_TOKENS)
+    check_int("block_size", chosen["block_size"], 1, MAX_BLOCK_SIZE)
+    check_int("max_logprobs", sizes.max_logprobs, -1)
     check_fraction("gpu_memory_utilization", sizes.gpu_memory_utilization)
     spec = cache_spec(model, sizes.kv_cache_dtype)
     device = jax.devices()[0]
@@ -67,27 +86,40 @@ def choose_config(model: Model, sizes: EngineSizes, tokenizer: Tokenizer | None 
         spec=spec,
         block_size=chosen["block_size"],
         max_num_seqs=chosen["max_num_seqs"],
-        max_model_len=sizes.max_model_len,
-        kv_cache_bytes=sizes.kv_cache_bytes,
+        max_model_len=_model_length(sizes.max_model_len),
+        kv_cache_bytes=None if sizes.kv_cache_bytes is None else parse_bytes("kv_cache_bytes", sizes.kv_cache_bytes),
         free_bytes=free - model.weight_bytes,
         weight_bytes=model.weight_bytes,
         on_host=on_host,
     )
     block_bytes = spec.block_bytes(chosen["block_size"])
     taken = model.weight_bytes + num_blocks * block_bytes if on_host else 0
+    known_ids = vocab_size if tokenizer is None else min(tokenizer.vocab_size, vocab_size)
     config = EngineConfig(
         **chosen,
         max_model_len=max_model_len,
         num_blocks=num_blocks,
         num_swap_blocks=plan_swap(sizes.swap_bytes, block_bytes, free_host_memory() - taken),
-        vocab_size=vocab_size if tokenizer is None else min(tokenizer.vocab_size, vocab_size),
+        vocab_size=known_ids,
         unused_token_ids=() if tokenizer is None else tuple(
             sorted(token for token in tokenizer.unused_token_ids if token < vocab_size)),
         enable_prefix_caching=sizes.enable_prefix_caching,
         scheduling_policy=sizes.scheduling_policy,
-        max_logprobs=sizes.max_logprobs,
+        max_logprobs=known_ids if sizes.max_logprobs == -1 else sizes.max_logprobs,
+        logprobs_mode=sizes.logprobs_mode,
+        seed=sizes.seed,
+        logits_processors=check_processors({} if sizes.logits_processors is None else sizes.logits_processors,
+                                           vocab_size, max_model_len),
     )
     return config, spec
+
+
+def _model_length(length: int | str | None) -> int | None:
+    """``max_model_len`` as a number, or ``None`` where what fits is to be taken."""
+    if length is None or length == "auto":
+        return None
+    number = parse_count("max_model_len", length, low=-1)
+    return None if number == -1 else number
 
 
 def cache_spec(model: Model, dtype: Any) -> KVSpec:
@@ -112,6 +144,7 @@ def build_engine(
     tokenizer: Tokenizer | None = None,
     eos_token_ids: Iterable[int] = (),
     compile_first: Callable[[Programs], Iterable[Key]] = lambda programs: (),
+    stats_log: StatsLog | None = None,
 ) -> Engine:
     """An engine ready to run.
 
@@ -126,4 +159,4 @@ def build_engine(
         runner = Runner(programs, params)
         for future in compiling:
             future.result()
-    return Engine(runner, config, tokenizer, eos_token_ids)
+    return Engine(runner, config, tokenizer, eos_token_ids, stats_log)

@@ -11,18 +11,21 @@ from collections.abc import AsyncIterator, Iterable
 from typing import Any, Protocol
 
 from jaxllm.config import EngineConfig
+from jaxllm.engine.admission import Admission
 from jaxllm.engine.block_manager import BlockManager
 from jaxllm.engine.collector import Collector
 from jaxllm.engine.plan import StepPlan
-from jaxllm.engine.prompts import Prompt, encode_prompt
+from jaxllm.engine.prompts import Prompt
 from jaxllm.engine.request import Request, Sequence
 from jaxllm.engine.scheduler import Scheduler, SchedulerConfig
+from jaxllm.engine.seeds import derived_seed
 from jaxllm.engine.stats import EngineStats, EngineTotals
+from jaxllm.engine.stats_log import StatsLog
 from jaxllm.engine.stopping import check_stop
 from jaxllm.errors import EngineError, ParameterError
 from jaxllm.interrupt import HeldInterrupts
 from jaxllm.outputs import OutputError, RequestOutput
-from jaxllm.sampling import NO_TOKEN, validate_token_ids
+from jaxllm.sampling import NO_TOKEN
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.tokenization import Tokenizer
 
@@ -55,7 +58,7 @@ class Engine:
     """
 
     def __init__(self, runner: StepRunner, config: EngineConfig, tokenizer: Tokenizer | None = None,
-                 eos_token_ids: Iterable[int] = ()) -> None:
+                 eos_token_ids: Iterable[int] = (), stats_log: StatsLog | None = None) -> None:
         self.config = config
         self.tokenizer = tokenizer
         self.eos_token_ids = frozenset(eos_token_ids)
@@ -71,8 +74,11 @@ class Engine:
             ),
             blocks,
         )
+        self._admission = Admission(config, tokenizer, self.eos_token_ids)
         self._collectors: dict[str, Collector] = {}
         self._numbers = itertools.count()
+        self._num_added = 0
+        self._stats_log = stats_log
         self._lock = threading.RLock()
         # Held, inside _lock, while a step's results are recorded: outputs can be made while the next step runs.
         self._bookkeeping = threading.RLock()
@@ -88,24 +94,15 @@ class Engine:
         params = SamplingParams() if params is None else params
         if not isinstance(params, SamplingParams):
             raise ParameterError("sampling_params", params, "a SamplingParams")
-        text, token_ids = encode_prompt(prompt, self.tokenizer)
-        validate_token_ids(params, self.config.vocab_size, max_logprobs=self.config.max_logprobs)
-        if params.stop_strings and self.tokenizer is None:
-            raise ParameterError("stop", params.stop, "stop strings need a tokenizer, which this engine does not have")
-        if params.stop_strings and not params.detokenize:
-            raise ParameterError("detokenize", False, "True, since stop strings were given")
+        if request_id is not None and not isinstance(request_id, str):
+            raise ParameterError("request_id", request_id, "a string or None")
+        make = self._admission.prepare(prompt, params)
         with self._lock, HeldInterrupts():
-            request = Request(
-                self._new_id() if request_id is None else request_id,
-                token_ids,
-                params,
-                max_model_len=self.config.max_model_len,
-                prompt=text,
-                eos_token_ids=self.eos_token_ids,
-                vocab_size=self.config.vocab_size,
-            )
+            seed = None if self.config.seed is None else derived_seed(self.config.seed, self._num_added)
+            request = make(self._new_id() if request_id is None else request_id, seed)
             collector = Collector(request, self.tokenizer, self._bookkeeping, inbox)
             self.scheduler.add(request)
+            self._num_added += 1
             self._collectors[request.request_id] = collector
             self._totals.num_prompt_tokens += len(request.prompt_token_ids)
         return request.request_id
@@ -156,6 +153,8 @@ class Engine:
             plan = self.scheduler.schedule()
             if plan is None:
                 return []
+            if self._stats_log is not None:
+                self._stats_log.begin_step()
             try:
                 self._note_scheduled(plan)
                 with interrupts.released():
@@ -168,6 +167,8 @@ class Engine:
                 _notify(self._fail(plan, error))
                 raise
             _notify(progressed)
+            if self._stats_log is not None:
+                self._stats_log.end_step(self.stats, idle=not self.has_unfinished())
             return progressed
 
     def abort(self, request_id: str) -> RequestOutput | None:
@@ -235,13 +236,10 @@ class Engine:
             metrics = sequence.request.metrics
             if metrics.first_token_time is None:
                 metrics.first_token_time = now
-            if token == NO_TOKEN:
-                self._fail_request(sequence.request, EngineError(
-                    f"no token could be chosen at position {sequence.num_tokens - 1}: the logits hold NaN or "
-                    "infinity, or every id was masked"))
+            if (error := _token_error(sequence, token)) is not None:
+                self._fail_request(sequence.request, error)
                 continue
-            if sequence.request.params.logprobs is not None:
-                collector.add_logprobs(sequence, result.sampled, row)
+            collector.add_logprobs(sequence, result, row)
             self._check_stop(sequence, collector, token)
         return list(progressed.values())
 
@@ -289,6 +287,22 @@ class Engine:
         collector.request.metrics.finished_time = time.perf_counter()
         for sequence in collector.request.sequences:
             collector.finish(sequence)
+
+
+def _token_error(sequence: Sequence, token: int) -> EngineError | None:
+    """Why a sequence cannot go on with the token that it was given, if so; its constraint takes the token in."""
+    constraint = sequence.constraint
+    if token == NO_TOKEN:
+        reason = "the logits hold NaN or infinity, or every id was masked"
+        if constraint is not None and constraint.error is not None:
+            reason = str(constraint.error)
+        return EngineError(f"no token could be chosen at position {sequence.num_tokens - 1}: {reason}")
+    try:
+        if constraint is not None:
+            constraint.accept(token)
+    except EngineError as error:
+        return error
+    return None
 
 
 def _notify(collectors: Iterable[Collector]) -> None:

@@ -6,24 +6,30 @@ import enum
 import secrets
 import time
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from jaxllm.engine.constraints import Constraints
 from jaxllm.engine.integrity import IntegrityError
 from jaxllm.engine.prefix_hash import HashChain
 from jaxllm.errors import ParameterError
 from jaxllm.outputs import FinishReason, OutputError, RequestMetrics
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.sampling_params import LogprobsMode, SamplingParams
+
+if TYPE_CHECKING:
+    from jaxllm.engine.beam_group import BeamGroup
 
 _FIRST_OUTPUT_CAPACITY = 64
 
 
 class SequenceStatus(enum.Enum):
-    """Where a sequence is in its life."""
+    """Where a sequence is in its life. Only sequences of a beam search rest: they hold nothing and want nothing."""
 
     WAITING = "waiting"
     RUNNING = "running"
     PREEMPTED = "preempted"
+    RESTING = "resting"
     FINISHED = "finished"
 
 
@@ -34,9 +40,11 @@ class Request:
     eos_token_ids: every end-of-sequence id of the model, whether or not the request honours them.
     stop_ids: the ids that end this request's samples, which are masked before ``min_tokens``.
     max_tokens: the most tokens to generate, at most the room that the prompt leaves in ``max_model_len``.
-    seed: the request's, or one drawn from the operating system.
+    seed: the request's, else ``default_seed``, else one drawn from the operating system.
+    logprobs_mode: of the output's log-probabilities. constraints: what the host sees to, besides the device.
     arrival: its place in the order of arrival, set by the scheduler.
     forked: whether samples 1 to n - 1 have left the care of sample 0.
+    beams: the state of the search that the request is, ``None`` if it samples.
 
     Raises ``ParameterError`` for a prompt that is empty, too long or holds ids outside the vocabulary.
     """
@@ -52,6 +60,9 @@ class Request:
         eos_token_ids: Iterable[int] = (),
         vocab_size: int | None = None,
         arrival_time: float | None = None,
+        default_seed: int | None = None,
+        logprobs_mode: LogprobsMode = "raw_logprobs",
+        constraints: Constraints | None = None,
     ) -> None:
         self.request_id = request_id
         self.prompt = prompt
@@ -62,12 +73,26 @@ class Request:
         self.stop_ids = honoured | frozenset(params.stop_token_ids or ())
         room = max_model_len - len(self.prompt_token_ids)
         self.max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
-        self.seed = secrets.randbits(63) if params.seed is None else params.seed
+        drawn = secrets.randbits(63) if default_seed is None else default_seed
+        self.seed = drawn if params.seed is None else params.seed
+        self.logprobs_mode = logprobs_mode
+        self.constraints = constraints
         self.arrival = 0
         self.forked = False
+        self.beams: BeamGroup | None = None
         self.error: OutputError | None = None
         self.metrics = RequestMetrics(time.perf_counter() if arrival_time is None else arrival_time)
         self.sequences = [Sequence(self, index) for index in range(params.n)]
+
+    @property
+    def reports_processed(self) -> bool:
+        """Whether the output's log-probabilities are of the distribution drawn from."""
+        return self.params.wants_logprobs and self.logprobs_mode == "processed_logprobs"
+
+    @property
+    def banned_ids(self) -> tuple[int, ...]:
+        """Tokens never to be chosen, besides those that the parameters name."""
+        return () if self.constraints is None else self.constraints.banned_ids
 
     @property
     def finished(self) -> bool:
@@ -91,11 +116,12 @@ class Sequence:
     order: its place under the scheduling policy, smaller first; unique.
     num_cached_tokens: tokens found in the prefix cache when it was first admitted.
     hash_chain: its block hashes, kept by the block manager across preemptions.
+    constraint: what the host forbids it next, if anything; kept across preemptions.
     """
 
     __slots__ = (
-        "_buffer", "finish_reason", "hash_chain", "index", "num_cached_tokens", "num_computed", "num_preemptions",
-        "num_prompt", "num_tokens", "order", "request", "slot", "status", "stop_reason",
+        "_buffer", "constraint", "finish_reason", "hash_chain", "index", "num_cached_tokens", "num_computed",
+        "num_preemptions", "num_prompt", "num_tokens", "order", "request", "slot", "status", "stop_reason",
     )  # fmt: skip
 
     def __init__(self, request: Request, index: int) -> None:
@@ -114,6 +140,7 @@ class Sequence:
         self.num_cached_tokens = 0
         self.num_preemptions = 0
         self.hash_chain: HashChain | None = None
+        self.constraint = None if request.constraints is None else request.constraints.start()
 
     @property
     def params(self) -> SamplingParams:
@@ -160,6 +187,12 @@ class Sequence:
         has to be computed, so the prefix cache is not read.
         """
         return self.index == 0 and self.params.prompt_logprobs is not None and self.num_tokens == self.num_prompt
+
+    def take_tokens(self, other: Sequence) -> None:
+        """Become equal in tokens to another sample of the request."""
+        shared = other._buffer is self.request.prompt_token_ids
+        self._buffer = other._buffer if shared else other._buffer.copy()
+        self.num_tokens = other.num_tokens
 
     def append(self, token: int) -> None:
         """Add a generated token, in amortized constant time."""

@@ -1,0 +1,11 @@
+"""What becomes of vLLM's arguments: tables that both the errors and docs/coming-from-vllm.md are made from.
+
+``python -m jaxllm.arguments --write docs/coming-from-vllm.md`` renews the tables of that page.
+"""
+
+from __future__ import annotations
+
+from jaxllm.arguments.engine import CHAT_ARGUMENTS, ENGINE_ARGUMENTS, GENERATE_ARGUMENTS
+from jaxllm.arguments.table import Argument, ArgumentTable
+
+__all__ = ["CHAT_ARGUMENTS", "ENGINE_ARGUMENTS", "GENERATE_ARGUMENTS", "Argument", "ArgumentTable"]

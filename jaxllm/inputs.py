@@ -1,0 +1,115 @@
+"""What callers may give as prompts, conversations, sampling parameters and priorities, as lists of one form."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxllm.errors import ParameterError
+from jaxllm.outputs import OutputError, RequestOutput
+from jaxllm.sampling_params import SamplingParams
+from jaxllm.tokenization import Tokenizer
+
+Params = SamplingParams | Sequence[SamplingParams] | None
+"""One for all prompts, one for each, or the model's own defaults."""
+
+
+class Unusable:
+    """Stands for a prompt that could not be made, so that the error takes the prompt's place among the outputs."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+def prompt_list(prompts: Any) -> list[Any]:
+    """The prompts as a list: one prompt is a list of one, and a flat list of integers is one prompt."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if not hasattr(prompts, "__iter__") or isinstance(prompts, bytes) or getattr(prompts, "ndim", 1) == 0:
+        raise ParameterError("prompts", prompts, "a prompt (a string, token ids or a mapping) or a list of prompts")
+    if hasattr(prompts, "__array__"):  # also JAX's, whose rows are slow to take one by one
+        prompts = np.asarray(prompts)
+        return [prompts] if prompts.ndim == 1 and prompts.dtype.kind in "iu" else list(prompts)
+    found = list(prompts)
+    if found and all(_is_token_id(item) for item in found):
+        return [found]
+    return found
+
+
+def conversation_list(messages: Any) -> list[Any]:
+    """The conversations as a list: a list of messages is one conversation."""
+    if isinstance(messages, str | bytes | Mapping) or not hasattr(messages, "__iter__"):
+        raise ParameterError("messages", messages, "a list of messages, each a dict with 'role' and 'content', or a "
+                             "list of such lists")
+    found = list(messages)
+    return [found] if found and isinstance(found[0], Mapping) else found
+
+
+def check_template_variables(variables: Any) -> None:
+    """Raise ``ParameterError`` unless they are variables of a chat template that are not arguments already."""
+    if variables is None:
+        return
+    taken = inspect.signature(Tokenizer.apply_chat_template).parameters
+    allowed = "a mapping from names of template variables, other than the arguments of chat"
+    if not isinstance(variables, Mapping) or any(not isinstance(name, str) or name in taken for name in variables):
+        raise ParameterError("chat_template_kwargs", variables, allowed)
+
+
+def read_template(template: Any) -> str | None:
+    """A chat template: that of a file, if there is one of this name, else the text itself."""
+    if template is None:
+        return None
+    if isinstance(template, str | os.PathLike) and os.path.isfile(template):
+        return Path(template).read_text(encoding="utf-8")
+    if not isinstance(template, str):
+        raise ParameterError("chat_template", template, "a template's source, its name, or its file")
+    return template
+
+
+def params_list(params: Params, count: int, defaults: SamplingParams) -> list[SamplingParams]:
+    """Sampling parameters for each of ``count`` prompts."""
+    if params is None:
+        params = defaults
+    if isinstance(params, SamplingParams):
+        return [params] * count
+    if not isinstance(params, Sequence) or not all(isinstance(each, SamplingParams) for each in params):
+        raise ParameterError("sampling_params", params, "a SamplingParams, a list of them, or None")
+    if len(params) != count:
+        raise ParameterError("sampling_params", f"a list of {len(params)}", f"one for each of the {count} prompts")
+    return list(params)
+
+
+def with_priorities(params: list[SamplingParams], priority: Any, policy: str) -> list[SamplingParams]:
+    """The sampling parameters with one priority for each; ``None`` leaves them as they are."""
+    if priority is None:
+        return params
+    if policy != "priority":
+        raise ParameterError("priority", priority, "it needs LLM(scheduling_policy='priority')")
+    if isinstance(priority, str | bytes | Mapping) or not hasattr(priority, "__iter__"):
+        raise ParameterError("priority", priority, "a list of integers, one for each prompt")
+    numbers = list(priority)
+    if len(numbers) != len(params):
+        raise ParameterError("priority", priority, f"one integer for each of the {len(params)} prompts")
+    return [each.replace(priority=number) for each, number in zip(params, numbers, strict=True)]
+
+
+def failed_output(prompt: Any, number: int, error: Exception) -> RequestOutput:
+    """The output of a prompt that never became a request."""
+    text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
+    return RequestOutput(
+        request_id=f"prompt-{number}",
+        prompt=text if isinstance(text, str) else None,
+        prompt_token_ids=[],
+        outputs=[],
+        error=OutputError(type(error).__name__, str(error), getattr(error, "parameter", None)),
+    )
+
+
+def _is_token_id(item: Any) -> bool:
+    # Every array has __index__, whatever its shape.
+    return hasattr(item, "__index__") and not isinstance(item, bool) and getattr(item, "ndim", 0) == 0
