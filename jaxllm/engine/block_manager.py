@@ -48,10 +48,14 @@ class BlockStats:
 
 @dataclasses.dataclass(slots=True)
 class _Holding:
-    """The blocks of one admitted sequence: a table per group, and how many of its columns are published."""
+    """The blocks of one admitted sequence: a table per group, and how many of its columns are published.
+
+    generation: of the prefix cache, when the sequence was admitted; its oldest content dates from then.
+    """
 
     tables: list[list[int]]
     num_published: int
+    generation: int
 
 
 class BlockManager:
@@ -65,7 +69,7 @@ class BlockManager:
     - A block is published once it is full and computed, and never written to after.
     - Forks share all blocks; who writes to a shared block first gets a copy.
     - What a preempted sequence has computed can be kept in ``swap``, until it is admitted again or the prefix cache is
-      reset. What the prefix cache still holds by then is not copied back.
+      reset. What the prefix cache still holds by then is not copied back. What dates from before a reset is not kept.
     """
 
     def __init__(
@@ -115,12 +119,9 @@ class BlockManager:
     def find_prefix(self, sequence: Sequence) -> PrefixBlocks:
         """The longest published prefix of the sequence's tokens. Changes nothing."""
         found: PrefixBlocks = [[] for _ in range(self.num_groups)]
-        if not self.enable_prefix_caching:
+        if not self.enable_prefix_caching or sequence.wants_prompt_logprobs:
             return found
-        # Also one that looks for nothing needs it, to know by then that a reset has come between.
         chain = self._chain_of(sequence)
-        if sequence.wants_prompt_logprobs:
-            return found
         chain.extend(sequence.token_ids)
         for content in chain.hashes[: (sequence.num_tokens - 1) // self.block_size]:
             blocks = [self._pool.find((group, content)) for group in range(self.num_groups)]
@@ -145,7 +146,7 @@ class BlockManager:
             for block in table:
                 self._pool.acquire(block)
         columns = len(prefix[0])
-        self._holdings[sequence] = _Holding(prefix, columns)
+        self._holdings[sequence] = _Holding(prefix, columns, self._generation)
         self._record_tables(sequence, prefix)
         sequence.num_computed = columns * self.block_size
         if sequence.num_preemptions == 0:
@@ -168,10 +169,13 @@ class BlockManager:
         sequence.num_computed = kept.num_computed
 
     def swap_out(self, sequence: Sequence) -> bool:
-        """Keep in host memory what a sequence has computed, before it is released; whether there was room."""
+        """Keep in host memory what a sequence has computed, before it is released; false if it cannot be kept."""
+        holding = self._holdings[sequence]
+        if holding.generation != self._generation:
+            return False
         computed = min(sequence.num_computed, sequence.num_tokens - 1)
         columns = -(-computed // self.block_size)
-        tables = [table[:columns] for table in self._holdings[sequence].tables]
+        tables = [table[:columns] for table in holding.tables]
         return self.swap.keep(sequence, computed, tables, self._pool.key)
 
     def grow(self, sequence: Sequence, end: int) -> bool:
@@ -210,7 +214,7 @@ class BlockManager:
         for table in tables:
             for block in table:
                 self._pool.acquire(block)
-        self._holdings[child] = _Holding(tables, holding.num_published)
+        self._holdings[child] = _Holding(tables, holding.num_published, holding.generation)
         self._record_tables(child, tables)
         child.num_computed = parent.num_computed
         child.num_cached_tokens = parent.num_cached_tokens
@@ -222,10 +226,10 @@ class BlockManager:
         full = sequence.num_computed // self.block_size
         if full <= holding.num_published or not self.enable_prefix_caching:
             return
-        chain = sequence.hash_chain or self._chain_of(sequence)
-        if chain.generation != self._generation:
+        if holding.generation != self._generation:
             # Some of its keys and values date from before the reset.
             return
+        chain = self._chain_of(sequence)
         chain.extend(sequence.token_ids[: full * self.block_size])
         for group, table in enumerate(holding.tables):
             for column in range(holding.num_published, full):
