@@ -64,6 +64,7 @@ class Sizes:
     num_blocks: int = 14
     block_size: int = 4
     num_groups: int = 1
+    num_swap_blocks: int = 0
     enable_prefix_caching: bool = True
     max_num_seqs: int = 4
     max_num_batched_tokens: int = 8
@@ -77,7 +78,8 @@ class FakeEngine:
     def __init__(self, sizes: Sizes) -> None:
         self.sizes = sizes
         self.blocks = BlockManager(
-            sizes.num_blocks, sizes.block_size, sizes.num_groups, enable_prefix_caching=sizes.enable_prefix_caching
+            sizes.num_blocks, sizes.block_size, sizes.num_groups, enable_prefix_caching=sizes.enable_prefix_caching,
+            num_swap_blocks=sizes.num_swap_blocks,
         )
         limits = SchedulerConfig(
             max_num_seqs=sizes.max_num_seqs,
@@ -91,12 +93,17 @@ class FakeEngine:
         self.num_preemptions = 0
         self.num_forks = 0
         self.num_copies = 0
+        self.num_swapped_out = 0
+        self.num_swapped_in = 0
+        self.num_computed = 0
         # The device. Unwritten memory holds a value that no prefix has.
         shape = (sizes.num_blocks, sizes.block_size)
         self._content = np.full(shape, 0xDEAD, np.uint64)
         self._group = np.full(shape, -1)
         self._salt = np.full(shape, "unwritten", object)
         self._era = np.full(shape, -1)
+        self._device = (self._content, self._group, self._salt, self._era)
+        self._host = [np.resize(memory, (sizes.num_swap_blocks, sizes.block_size)) for memory in self._device]
         columns = -(-sizes.max_model_len // sizes.block_size)
         self._tables = np.zeros((sizes.num_groups, sizes.max_num_seqs, columns), np.int32)
         # Everything computed before a change of weights or a reset belongs to an earlier era.
@@ -131,6 +138,9 @@ class FakeEngine:
         self.num_preemptions += len(plan.preempted)
         self.num_forks += sum(sampler.sequence is not plan.sequences[sampler.row] for sampler in plan.samplers)
         self.num_copies += len(plan.block_copies)
+        self.num_swapped_out += len(plan.swap_out)
+        self.num_swapped_in += len(plan.swap_in)
+        self.num_computed += plan.num_tokens
         self.scheduler.update(plan, tokens)
         self.scheduler.check_integrity()
         for sampler, token in zip(plan.samplers, tokens, strict=True):
@@ -162,6 +172,7 @@ class FakeEngine:
         assert not self.scheduler.has_unfinished
         assert self.scheduler.num_running == self.scheduler.num_waiting == 0
         assert self.blocks.num_free_blocks == self.sizes.num_blocks - 1
+        assert self.blocks.swap.num_used == 0
         for request in self.requests:
             assert request.finished
             for sequence in request.sequences:
@@ -184,8 +195,9 @@ class FakeEngine:
         assert plan.num_tokens > 0
         assert (plan.count > 0).all()
         assert [sampler.slot for sampler in plan.samplers] == sorted({sampler.slot for sampler in plan.samplers})
-        destinations = plan.block_copies[:, 1].tolist()
-        assert len(set(destinations)) == len(destinations)
+        for moves in (plan.block_copies, plan.swap_out, plan.swap_in):
+            destinations = moves[:, 1].tolist()
+            assert len(set(destinations)) == len(destinations)
         places = [tuple(update) for update in plan.table_updates[:, :3].tolist()]
         assert len(set(places)) == len(places)
         for sequence in plan.admitted:
@@ -198,9 +210,10 @@ class FakeEngine:
             assert min(victim.order for victim in plan.preempted) > max(row.order for row in plan.sequences)
 
     def _run(self, plan: StepPlan) -> list[int]:
-        source, destination = plan.block_copies.T
-        for memory in (self._content, self._group, self._salt, self._era):
-            memory[destination] = memory[source]
+        for memory, host in zip(self._device, self._host, strict=True):
+            host[plan.swap_out[:, 1]] = memory[plan.swap_out[:, 0]]
+            memory[plan.swap_in[:, 1]] = host[plan.swap_in[:, 0]]
+            memory[plan.block_copies[:, 1]] = memory[plan.block_copies[:, 0]]
         group, slot, column, block = plan.table_updates.T
         self._tables[group, slot, column] = block
         self._write(plan)

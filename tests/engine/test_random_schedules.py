@@ -18,6 +18,7 @@ SIZES = st.builds(
     Sizes,
     num_blocks=st.sampled_from([12, 16, 25, 80]),
     block_size=st.sampled_from([4, 8]),
+    num_swap_blocks=st.sampled_from([0, 3, 8, 100]),
     enable_prefix_caching=st.booleans(),
     max_num_seqs=st.integers(1, 6),
     max_num_batched_tokens=st.sampled_from([1, 2, 3, 7, 16, 64]),
@@ -136,6 +137,7 @@ def _random_run(seed: int) -> FakeEngine:
         Sizes(
             num_blocks=int(rng.integers(10, 18)) * groups + 1,
             num_groups=groups,
+            num_swap_blocks=int(rng.choice([0, 5, 30])),
             enable_prefix_caching=bool(rng.random() < 0.7),
             max_num_seqs=int(rng.integers(3, 8)),
             max_num_batched_tokens=int(rng.choice([1, 4, 8, 16, 32])),
@@ -159,6 +161,10 @@ def _random_run(seed: int) -> FakeEngine:
             engine.step()
         if rng.random() < 0.1 and engine.scheduler.has_unfinished:
             engine.scheduler.abort(str(rng.choice([request.request_id for request in engine.scheduler.requests])))
+        if rng.random() < 0.05:
+            engine.forget_prefixes(weights_changed=bool(rng.integers(2)))
+        if rng.random() < 0.05 and (plan := engine.schedule()) is not None:
+            engine.scheduler.drop(plan)
     engine.finish_all()
     return engine
 
@@ -170,6 +176,8 @@ def _check_random_runs(seeds: range) -> None:
     assert sum(engine.num_preemptions for engine in engines) > 10 * len(seeds)
     assert sum(engine.num_forks for engine in engines) > 5 * len(seeds)
     assert sum(engine.num_copies for engine in engines) > 2 * len(seeds)
+    assert sum(engine.num_swapped_out for engine in engines) > 20 * len(seeds)
+    assert sum(engine.num_swapped_in for engine in engines) > 10 * len(seeds)
     assert sum(engine.blocks.stats().prefix_hits for engine in engines) > 20 * len(seeds)
 
 
