@@ -97,6 +97,7 @@ class BlockManager:
         self._holdings: dict[Sequence, _Holding] = {}
         self._updates: list[tuple[int, int, int, list[int]]] = []
         self._copies: list[tuple[int, int]] = []
+        self._forked = False
         self._generation += 1
 
     @property
@@ -147,9 +148,9 @@ class BlockManager:
                 self._pool.acquire(block)
         columns = len(prefix[0])
         self._holdings[sequence] = _Holding(prefix, columns, self._generation)
-        self._record_tables(sequence, prefix)
+        self._record_tables(sequence, prefix, [[] for _ in prefix])
         sequence.num_computed = columns * self.block_size
-        if sequence.num_preemptions == 0:
+        if sequence.num_preemptions == sequence.num_output == 0:
             sequence.num_cached_tokens = sequence.num_computed
             if self.enable_prefix_caching and not sequence.wants_prompt_logprobs:
                 self._prefix_queries += sequence.num_tokens
@@ -208,16 +209,22 @@ class BlockManager:
         return True
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """Start the child's tables, in its slot, with all of the parent's blocks."""
+        """Start the child's tables, in its slot, with all of the parent's blocks; it gives back those it had."""
         holding = self._holdings[parent]
         tables = [table.copy() for table in holding.tables]
         for table in tables:
             for block in table:
                 self._pool.acquire(block)
+        before: list[list[int]] = [[] for _ in tables]
+        if child in self._holdings:
+            before = self._holdings[child].tables
+            self.release(child)
         self._holdings[child] = _Holding(tables, holding.num_published, holding.generation)
-        self._record_tables(child, tables)
+        self._record_tables(child, tables, before)
+        self._forked = True
         child.num_computed = parent.num_computed
-        child.num_cached_tokens = parent.num_cached_tokens
+        if child.num_output == 0:
+            child.num_cached_tokens = parent.num_cached_tokens
         child.hash_chain = parent.hash_chain.copy() if parent.hash_chain is not None else None
 
     def publish(self, sequence: Sequence) -> None:
@@ -254,8 +261,11 @@ class BlockManager:
             run_starts = np.cumsum(lengths) - lengths
             updates[:, 2] = np.arange(len(updates)) + np.repeat(np.asarray(columns) - run_starts, lengths)
             updates[:, 3] = [block for blocks in runs for block in blocks]
+            if self._forked:
+                # Who was forked between two steps, as beams are, may have got blocks of its own since.
+                updates = _last_of_each_place(updates)
         copies = np.asarray(self._copies, np.int32).reshape(-1, 2)
-        self._updates, self._copies = [], []
+        self._updates, self._copies, self._forked = [], [], False
         return updates, copies
 
     def reset_prefix_cache(self) -> None:
@@ -326,6 +336,17 @@ class BlockManager:
             chain = sequence.hash_chain = HashChain(identity, self.block_size, self._generation)
         return chain
 
-    def _record_tables(self, sequence: Sequence, tables: list[list[int]]) -> None:
+    def _record_tables(self, sequence: Sequence, tables: list[list[int]], before: list[list[int]]) -> None:
+        """Note the tables' columns that differ from what the slot had before."""
         slot = sequence.held_slot
-        self._updates.extend((group, slot, 0, table.copy()) for group, table in enumerate(tables) if table)
+        for group, (table, old) in enumerate(zip(tables, before, strict=True)):
+            first = next((column for column, pair in enumerate(zip(table, old, strict=False)) if pair[0] != pair[1]),
+                         min(len(table), len(old)))
+            if first < len(table):
+                self._updates.append((group, slot, first, table[first:]))
+
+
+def _last_of_each_place(updates: np.ndarray) -> np.ndarray:
+    """Table updates without those that a later one of the same (group, slot, column) undoes."""
+    last = {place: line for line, place in enumerate(map(tuple, updates[:, :3].tolist()))}
+    return updates[sorted(last.values())]

@@ -31,7 +31,8 @@ class StepPlan:
     samplers: sorted by slot; one sampled token is expected for each, in this order.
     table_updates: i32[k, 4] of (group, slot, column, block), no two for the same place.
     block_copies: i32[c, 2] of (source, destination), destinations distinct; all sources are read before any is written.
-    admitted: sequences that were given a slot in this step: their sampling state has to be set. Forks included.
+    admitted: sequences that were given a slot in this step: their sampling state has to be set. Forks included, and
+        beams that have gone on from another since the last plan, which need not compute anything in this one.
     preempted: sequences that lost their slot and blocks, to be swapped in or recomputed later.
     swap_out: i32[o, 2] of (device block, host block), host blocks distinct.
     swap_in: i32[i, 2] of (host block, device block), device blocks distinct.
@@ -109,7 +110,8 @@ class StepDraft:
             samplers=samplers,
             table_updates=table_updates,
             block_copies=block_copies,
-            admitted=self.admitted,
+            # A beam may have lost its slot again.
+            admitted=[sequence for sequence in dict.fromkeys(self.admitted) if sequence.slot is not None],
             preempted=self.preempted,
             swap_out=swap_out,
             swap_in=swap_in,

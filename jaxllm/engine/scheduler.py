@@ -10,6 +10,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from jaxllm.engine.beam_group import Succession
 from jaxllm.engine.block_manager import BlockManager
 from jaxllm.engine.integrity import IntegrityError, require
 from jaxllm.engine.plan import StepDraft, StepPlan
@@ -62,6 +63,10 @@ class Scheduler:
     - ``n`` samples compute their prompt once: the step that completes it in sample 0 forks the others into free slots;
       those that find none wait like any other sequence, and will find most of the prompt in the prefix cache.
 
+    - Of a beam search (``Request.beams``) those that wait for their fellow beams are given no tokens, and no token is
+      appended but by ``continue_beams``. When nothing else can advance they give up their slots and blocks, the last in
+      order first, without being queued: what goes on from them is computed anew.
+
     Raises ``CapacityError`` when the pool cannot hold one sequence of ``max_model_len``.
     """
 
@@ -84,6 +89,8 @@ class Scheduler:
         self._waiting = WaitingQueue()
         self._running: list[Sequence] = []
         self._free_slots = list(range(self.config.max_num_seqs))
+        # Beams that were given blocks since the last plan, which the next one has to name.
+        self._forked_beams: list[Sequence] = []
 
     @property
     def has_unfinished(self) -> bool:
@@ -118,19 +125,28 @@ class Scheduler:
         rank = request.params.priority if self.config.policy == "priority" else 0
         for sequence in request.sequences:
             sequence.order = (rank, request.arrival, sequence.index)
+        if request.beams is not None:
+            request.forked = True
+            for sequence in request.sequences[1:]:
+                sequence.status = SequenceStatus.RESTING
         self._requests[request.request_id] = request
         self._waiting.push(request.sequences[0])
 
     def schedule(self) -> StepPlan | None:
         """Plan the next step; ``None`` when no request is unfinished."""
-        step = StepDraft(self.config.max_num_batched_tokens)
+        step = StepDraft(self.config.max_num_batched_tokens, admitted=self._forked_beams.copy())
         self._schedule_running(step)
         for sequence in step.counts.copy():
             self._fork_samples(sequence, step)
         if not step.preempted:
             self._admit_waiting(step)
+        while not step.counts and self._rest_last_beam(step):
+            self._schedule_running(step)
+            if not step.counts:
+                self._admit_waiting(step)
         if not step.counts:
             return None
+        self._forked_beams = []
         return step.plan(*self.blocks.take_changes(), *self.blocks.swap.take_moves())
 
     def update(self, plan: StepPlan, token_ids: np.ndarray | list[int]) -> None:
@@ -151,14 +167,59 @@ class Scheduler:
                     # A fork has no row of its own: what its parent computed counts for it too.
                     sequence.num_computed = ends[row]
                     self.blocks.publish(sequence)
-                sequence.append(token)
+                if sequence.request.beams is None:
+                    sequence.append(token)
+
+    def continue_beams(self, succession: Succession) -> None:
+        """Let the sequences of a beam search go on as a selection says."""
+        for sequence in succession.resting:
+            self._rest(sequence)
+        for parent, child, token in succession.forks:
+            child.take_tokens(parent)
+            self._fork_beam(parent, child)
+            child.append(token)
+        for sequence, token in succession.extended:
+            sequence.append(token)
+            if sequence.status is SequenceStatus.RESTING:
+                self._wait(sequence)
+
+    def _fork_beam(self, parent: Sequence, child: Sequence) -> None:
+        running = parent.status is SequenceStatus.RUNNING
+        if running and child.status is not SequenceStatus.RUNNING and self._free_slots and (
+                self._spare_blocks() >= self.blocks.num_groups):
+            self._enter(child)
+        if running and child.status is SequenceStatus.RUNNING:
+            self.blocks.fork(parent, child)
+            self._forked_beams.append(child)
+        else:
+            self._rest(child)
+            child.hash_chain = parent.hash_chain.copy() if parent.hash_chain is not None else None
+            self._wait(child)
+
+    def _rest(self, sequence: Sequence) -> None:
+        """Take from a sequence of a beam search what it holds."""
+        if sequence.status is SequenceStatus.RUNNING:
+            self._leave(sequence)
+        sequence.status = SequenceStatus.RESTING
+        sequence.num_computed = 0
+
+    def _wait(self, sequence: Sequence) -> None:
+        sequence.status = SequenceStatus.WAITING
+        self._waiting.push(sequence)
+
+    def _rest_last_beam(self, step: StepDraft) -> bool:
+        """Take slot and blocks from the last in order that waits for its fellow beams; whether there was one."""
+        victim = next((sequence for sequence in reversed(self._running) if _has_row(sequence)), None)
+        if victim is not None:
+            step.preempted.append(self._preempt(victim))
+        return victim is not None
 
     def finish(self, sequence: Sequence, reason: FinishReason, stop_reason: int | str | None = None) -> None:
         """End one sample and free what it holds. Does nothing when it has ended already."""
         if sequence.finished:
             return
         request = sequence.request
-        queued = sequence.status is not SequenceStatus.RUNNING and (sequence.index == 0 or request.forked)
+        queued = sequence.status in _QUEUED and (sequence.index == 0 or request.forked)
         if sequence.status is SequenceStatus.RUNNING:
             self._leave(sequence)
         sequence.status = SequenceStatus.FINISHED
@@ -207,11 +268,14 @@ class Scheduler:
         position = 0
         while position < len(self._running) and step.budget > 0:
             sequence = self._running[position]
+            if _has_row(sequence):
+                position += 1
+                continue
             count = min(sequence.num_tokens - sequence.num_computed, step.budget)
             while not self.blocks.grow(sequence, sequence.num_computed + count):
                 if self._running[-1] is sequence:
                     return
-                step.preempted.append(self._preempt_last())
+                step.preempted.append(self._preempt(self._running[-1]))
             step.give(sequence, count)
             position += 1
 
@@ -221,7 +285,8 @@ class Scheduler:
             if self.blocks.free_blocks_to_admit(prefix, sequence.num_tokens) > self._spare_blocks():
                 return
             self._waiting.pop()
-            self._enter(sequence, step)
+            self._enter(sequence)
+            step.admitted.append(sequence)
             self.blocks.admit(sequence, prefix)
             count = min(sequence.num_tokens - sequence.num_computed, step.budget)
             if not self.blocks.grow(sequence, sequence.num_computed + count):
@@ -237,7 +302,8 @@ class Scheduler:
         samples = [sample for sample in request.sequences[1:] if not sample.finished]
         while samples and self._free_slots and self._spare_blocks() >= self.blocks.num_groups:
             sample = samples.pop(0)
-            self._enter(sample, step)
+            self._enter(sample)
+            step.admitted.append(sample)
             self.blocks.fork(parent, sample)
             step.forks.append((parent, sample))
         self._queue(samples)
@@ -246,11 +312,10 @@ class Scheduler:
         """Free blocks besides one for each running sequence, which it may need within its next block of tokens."""
         return self.blocks.num_free_blocks - self.blocks.num_groups * len(self._running)
 
-    def _enter(self, sequence: Sequence, step: StepDraft) -> None:
+    def _enter(self, sequence: Sequence) -> None:
         sequence.slot = heapq.heappop(self._free_slots)
         sequence.status = SequenceStatus.RUNNING
         bisect.insort(self._running, sequence, key=_order)
-        step.admitted.append(sequence)
 
     def _leave(self, sequence: Sequence) -> None:
         heapq.heappush(self._free_slots, sequence.held_slot)
@@ -258,14 +323,16 @@ class Scheduler:
         del self._running[bisect.bisect_left(self._running, sequence.order, key=_order)]
         self.blocks.release(sequence)
 
-    def _preempt_last(self) -> Sequence:
-        victim = self._running[-1]
+    def _preempt(self, victim: Sequence) -> Sequence:
+        victim.num_preemptions += 1
+        victim.request.metrics.num_preemptions += 1
+        if _has_row(victim):
+            self._rest(victim)
+            return victim
         self.blocks.swap_out(victim)
         self._leave(victim)
         victim.status = SequenceStatus.PREEMPTED
         victim.num_computed = 0
-        victim.num_preemptions += 1
-        victim.request.metrics.num_preemptions += 1
         self._waiting.push(victim)
         return victim
 
@@ -285,7 +352,9 @@ class Scheduler:
         require(len(waiting) == len(set(waiting)) == len(self._waiting), "the waiting queue miscounts")
         for sequence in self._running:
             require(sequence.status is SequenceStatus.RUNNING, "is among the running", sequence)
-            require(sequence.num_computed < sequence.num_tokens, "runs with nothing to compute", sequence)
+            idle = sequence.num_computed == sequence.num_tokens
+            require(idle == _has_row(sequence), "runs with nothing to compute, or computes what is known", sequence)
+            require(sequence.num_computed <= sequence.num_tokens, "has computed too much", sequence)
             require(sequence.num_tokens <= self.config.max_model_len, "is too long", sequence)
         for sequence in waiting:
             require(sequence.status in _QUEUED, "is in the queue", sequence)
@@ -295,12 +364,22 @@ class Scheduler:
             unfinished = [sample for sample in request.sequences if not sample.finished]
             require(bool(unfinished), "is finished and not removed", request)
             due = unfinished if request.forked else unfinished[:1]
+            if request.beams is not None:
+                request.beams.check_integrity()
+                resting = [sample for sample in due if sample.status is SequenceStatus.RESTING]
+                require(all(sample.slot is None and sample.num_computed == 0 for sample in resting), "rests", resting)
+                due = [sample for sample in due if sample not in resting]
             require(known.issuperset(due), "a sample was lost", request)
             known.difference_update(due)
         require(not known, "belong to no request", known)
         require(self.blocks.holders() == set(self._running), "blocks are held by sequences that do not run")
         require(set(waiting).issuperset(self.blocks.swap.holders()), "host blocks are held by sequences not waiting")
         self.blocks.check_integrity()
+
+
+def _has_row(sequence: Sequence) -> bool:
+    """Whether a beam waits for its fellows, with nothing to compute."""
+    return sequence.request.beams is not None and sequence.request.beams.has_row(sequence)
 
 
 def _order(sequence: Sequence) -> tuple[int, int, int]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxllm.engine.block_manager import BlockManager
 from jaxllm.engine.plan import StepPlan
-from jaxllm.engine.request import Request, Sequence
+from jaxllm.engine.request import Request, Sequence, SequenceStatus
 from jaxllm.engine.scheduler import Policy, Scheduler, SchedulerConfig
 from jaxllm.engine.stopping import check_stop
 from jaxllm.sampling_params import SamplingParams
@@ -205,9 +205,10 @@ class FakeEngine:
         for sampler in plan.samplers:
             # A fork goes on with all that its parent has computed, as the parent does itself.
             self._era_of[sampler.sequence] = self._era_of[plan.sequences[sampler.row]]
-        if plan.preempted:
-            # Never one that goes before a sequence that was given tokens.
-            assert min(victim.order for victim in plan.preempted) > max(row.order for row in plan.sequences)
+        for victim in plan.preempted:
+            # Never one that goes before a sequence that was given tokens, unless it has nothing to compute.
+            resting = victim.status is SequenceStatus.RESTING
+            assert resting or victim.order > max(row.order for row in plan.sequences)
 
     def _run(self, plan: StepPlan) -> list[int]:
         for memory, host in zip(self._device, self._host, strict=True):
@@ -224,8 +225,11 @@ class FakeEngine:
             end = int(plan.start[row] + plan.count[row])
             assert end == sequence.num_tokens
             block, offset = self._place(0, int(plan.slot[row]), end - 1)
-            tokens.append(next_token(int(self._content[block, offset]), sequence.request.seed, sequence.index))
+            tokens.append(self._sample(sequence, int(self._content[block, offset])))
         return tokens
+
+    def _sample(self, sequence: Sequence, fingerprint: int) -> Any:
+        return next_token(fingerprint, sequence.request.seed, sequence.index)
 
     def _place(self, group: int, slot: int, position: int) -> tuple[int, int]:
         return int(self._tables[group, slot, position // self.sizes.block_size]), position % self.sizes.block_size

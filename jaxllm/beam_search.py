@@ -1,0 +1,131 @@
+"""``BeamSearchParams`` and what ``LLM.beam_search`` gives back."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from jaxllm.checks import check_bool, check_integer, check_real, checked_strings, checked_token_ids
+from jaxllm.errors import ParameterError
+from jaxllm.outputs import FinishReason, OutputError, RequestMetrics, TokenLogprobs
+
+EarlyStopping = bool | Literal["never"]
+
+_FLOAT32_RANGE = 127 * math.log(2)
+
+
+@dataclasses.dataclass(frozen=True)
+class BeamSearchParams:
+    """How to search for the most likely outputs of one prompt. Results equal those of Hugging Face's ``generate``.
+
+    beam_width: beams that run at once, ``>= 1`` and at most the engine's ``max_num_seqs``; 1 is greedy search.
+    max_tokens: the most tokens to generate, ``>= 1``.
+    ignore_eos: do not stop at any of the model's end-of-sequence ids.
+    temperature: 0.0 or 1.0, which are the same: beams are ranked by the log-softmax of the raw logits.
+    length_penalty: a hypothesis' score is its sum of log-probabilities divided by ``length ** length_penalty``, where
+        the length is that of the output without the prompt; so above 0 favours long outputs and below 0 short ones.
+    early_stopping: when to stop looking once ``beam_width`` hypotheses are finished. ``True``: at once. ``False``: when
+        the best running beam, scored at its present length, is no better than the worst of them. ``"never"``: when it
+        could not become better, whatever the length that ``length_penalty`` favours.
+    stop: strings that finish a hypothesis; its text ends before the first that completes. The prompt's text does not
+        count.
+    stop_token_ids: token ids that finish a hypothesis.
+    include_stop_str_in_output: keep the stop string in the text.
+    num_return_sequences: hypotheses to return, at most ``beam_width``; ``None`` returns all.
+
+    Raises ``ParameterError`` (a ``ValueError``) for anything outside these ranges.
+    """
+
+    beam_width: int
+    max_tokens: int
+    _: dataclasses.KW_ONLY
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    length_penalty: float = 1.0
+    early_stopping: EarlyStopping = False
+    stop: str | Sequence[str] | None = None
+    stop_token_ids: Sequence[int] | None = None
+    include_stop_str_in_output: bool = False
+    num_return_sequences: int | None = None
+
+    def __post_init__(self) -> None:
+        check_integer("beam_width", self.beam_width, 1)
+        check_integer("max_tokens", self.max_tokens, 1)
+        check_bool("ignore_eos", self.ignore_eos)
+        check_bool("include_stop_str_in_output", self.include_stop_str_in_output)
+        if isinstance(self.temperature, bool) or self.temperature not in (0.0, 1.0):
+            raise ParameterError("temperature", self.temperature, "0.0 or 1.0, which are the same in a beam search: it "
+                                 "ranks by the log-softmax of the raw logits")
+        check_real("length_penalty", self.length_penalty, -math.inf, None)
+        if abs(self.length_penalty) * math.log(self.max_tokens) > _FLOAT32_RANGE:
+            raise ParameterError("length_penalty", self.length_penalty,
+                                 f"so small that max_tokens ** length_penalty, with max_tokens={self.max_tokens}, is "
+                                 "within the range of float32")
+        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
+            raise ParameterError("early_stopping", self.early_stopping, "True, False or 'never'")
+        if self.num_return_sequences is not None:
+            check_integer("num_return_sequences", self.num_return_sequences, 1, self.beam_width)
+        self._set("stop", checked_strings("stop", self.stop))
+        self._set("stop_token_ids", checked_token_ids("stop_token_ids", self.stop_token_ids))
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """``stop`` as a tuple, empty when none are set."""
+        return tuple(self.stop or ())
+
+    @property
+    def num_returned(self) -> int:
+        """``num_return_sequences``, or ``beam_width`` where that is ``None``."""
+        return self.num_return_sequences or self.beam_width
+
+    def replace(self, **changes: Any) -> BeamSearchParams:
+        """A copy with some fields changed, validated again."""
+        return dataclasses.replace(self, **changes)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BeamSearchSequence:
+    """One hypothesis.
+
+    token_ids: the output's, without the prompt, the one that completed a stop included.
+    text: what the tokens decode to, ended before the stop string; empty without a tokenizer.
+    cum_logprob: sum of the tokens' log-probabilities, in float32.
+    score: what hypotheses are ranked by, ``cum_logprob / len(token_ids) ** length_penalty``.
+    finish_reason: "stop" (end of sequence, stop id or stop string) or "length"; "abort" or "error" for a beam that was
+        running when the request was ended, ``None`` while it still runs.
+    stop_reason: the stop string or stop token id that finished it; ``None`` for end of sequence.
+    logprobs: for each token its id and ``Logprob``.
+    """
+
+    token_ids: list[int]
+    text: str
+    cum_logprob: float
+    score: float
+    finish_reason: FinishReason | None
+    stop_reason: int | str | None
+    logprobs: list[TokenLogprobs]
+
+
+@dataclasses.dataclass(slots=True)
+class BeamSearchOutput:
+    """A prompt and the hypotheses found for it.
+
+    sequences: best first, at most ``num_return_sequences``; of an unfinished request the running beams too.
+    finished: whether the search is over, or failed.
+    num_cached_tokens: prompt tokens whose keys and values were found in the prefix cache.
+    error: set when this request failed; its ``sequences`` then hold what was found before.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    sequences: list[BeamSearchSequence]
+    finished: bool
+    num_cached_tokens: int = 0
+    metrics: RequestMetrics | None = None
+    error: OutputError | None = None
