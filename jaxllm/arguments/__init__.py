@@ -6,6 +6,10 @@
 from __future__ import annotations
 
 from jaxllm.arguments.engine import CHAT_ARGUMENTS, ENGINE_ARGUMENTS, GENERATE_ARGUMENTS
-from jaxllm.arguments.table import Argument, ArgumentTable
+from jaxllm.arguments.sampling import SAMPLING_FIELDS
+from jaxllm.arguments.table import Argument, ArgumentTable, understands
 
-__all__ = ["CHAT_ARGUMENTS", "ENGINE_ARGUMENTS", "GENERATE_ARGUMENTS", "Argument", "ArgumentTable"]
+__all__ = [
+    "CHAT_ARGUMENTS", "ENGINE_ARGUMENTS", "GENERATE_ARGUMENTS", "SAMPLING_FIELDS", "Argument", "ArgumentTable",
+    "understands",
+]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 from jaxllm.errors import ParameterError
 
+_T = TypeVar("_T")
 _PLAIN = (bool, int, float, str, tuple, list, dict, set, type(None))
 
 
@@ -83,6 +86,27 @@ def refused(note: str, *also: Any, **defaults: Any) -> Iterator[Argument]:
     """
     for name, default in defaults.items():
         yield Argument(name, default, (default, *also), note)
+
+
+def understands(table: ArgumentTable) -> Callable[[type[_T]], type[_T]]:
+    """Class decorator: the dataclass's constructor goes by the table for keywords that are no fields."""
+
+    def decorate(cls: type[_T]) -> type[_T]:
+        construct = cls.__init__
+        fields = frozenset(inspect.signature(construct).parameters)
+
+        @functools.wraps(construct)
+        def __init__(self: Any, *positional: Any, **given: Any) -> None:
+            others = given.keys() - fields
+            if others:
+                table.check({name: given[name] for name in given if name in others})
+                given = {name: value for name, value in given.items() if name not in others}
+            construct(self, *positional, **given)
+
+        cls.__init__ = __init__  # type: ignore[method-assign]
+        return cls
+
+    return decorate
 
 
 def _equal(value: Any, known: Any) -> bool:
