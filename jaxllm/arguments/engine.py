@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxllm.arguments.table import ArgumentTable, honoured, refused
+from jaxllm.arguments.table import REQUIRED, ArgumentTable, honoured, refused
 
 _ONE_DEVICE = "jaxllm runs on one device today; leave it out"
 _TEXT_ONLY = "jaxllm runs models of text only; leave it out"
@@ -24,7 +24,7 @@ _POOLING = "jaxllm generates only; leave it out"
 
 ENGINE_ARGUMENTS = ArgumentTable("LLM", [
     *honoured(
-        model=("Qwen/Qwen3-0.6B", "no default; also a `.gguf` file or a packaged model's name; the one positional "
+        model=(REQUIRED, "also a `.gguf` file or a packaged model's name; the one positional "
                "argument"),
         tokenizer=(None, "also a `.gguf` file or a `jaxllm.tokenization.Tokenizer`"),
         tokenizer_revision=(None, ""),
@@ -149,7 +149,7 @@ ENGINE_ARGUMENTS = ArgumentTable("LLM", [
 
 GENERATE_ARGUMENTS = ArgumentTable("generate", [
     *honoured(
-        prompts=(None, "also an array of token ids, or several"),
+        prompts=(REQUIRED, "also an array of token ids, or several"),
         sampling_params=(None, ""),
         use_tqdm=(True, "shown in terminals and notebooks only; a callable makes the bar, wherever it runs"),
         priority=(None, 'one integer per prompt; needs `scheduling_policy="priority"`'),
@@ -165,7 +165,7 @@ GENERATE_ARGUMENTS = ArgumentTable("generate", [
 
 CHAT_ARGUMENTS = ArgumentTable("chat", [
     *honoured(
-        messages=(None, ""),
+        messages=(REQUIRED, ""),
         sampling_params=(None, ""),
         use_tqdm=(True, "as in `generate`"),
         chat_template=(None, "also the name of one of the model's templates"),

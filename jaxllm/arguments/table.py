@@ -11,6 +11,9 @@ from typing import Any, TypeVar
 
 from jaxllm.errors import ParameterError
 
+REQUIRED = ...
+"""In place of a default, for an argument that must be given."""
+
 _T = TypeVar("_T")
 _PLAIN = (bool, int, float, str, tuple, list, dict, set, type(None))
 
@@ -50,10 +53,13 @@ class ArgumentTable:
         self.owner = owner
         self.arguments = tuple(arguments)
         self._by_name = {argument.name: argument for argument in self.arguments}
-        self._own = tuple(own)
+        self.own = tuple(own)
 
     def __getitem__(self, name: str) -> Argument:
         return self._by_name[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._by_name
 
     def check(self, given: Mapping[str, object]) -> None:
         """Raise ``ParameterError`` for the first of these arguments, which jaxllm does not have, that matters.
@@ -68,7 +74,7 @@ class ArgumentTable:
                 raise ParameterError(name, value, argument.note)
 
     def _suggestion(self, name: str) -> str:
-        known = [argument.name for argument in self.arguments if argument.honoured] + list(self._own)
+        known = [argument.name for argument in self.arguments if argument.honoured] + list(self.own)
         close = difflib.get_close_matches(name, known, 1) or difflib.get_close_matches(name, self._by_name, 1)
         return f"; did you mean {close[0]}?" if close else ""
 

@@ -1,0 +1,105 @@
+"""What becomes of vLLM's arguments: each is there, or refused with what to do instead; none is dropped."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import pickle
+
+import numpy as np
+import pytest
+
+from jaxllm import LLM, ParameterError, SamplingParams
+from jaxllm.arguments import CHAT_ARGUMENTS, ENGINE_ARGUMENTS, GENERATE_ARGUMENTS, SAMPLING_FIELDS
+from jaxllm.arguments.table import ArgumentTable, honoured, refused
+
+FUNCTIONS = {
+    "LLM": (ENGINE_ARGUMENTS, LLM.__init__), "generate": (GENERATE_ARGUMENTS, LLM.generate),
+    "chat": (CHAT_ARGUMENTS, LLM.chat), "SamplingParams": (SAMPLING_FIELDS, SamplingParams),
+}
+PAIRS = [(table, argument) for table, _ in FUNCTIONS.values() for argument in table.arguments]
+REFUSED = [pytest.param(*pair, id=f"{pair[0].owner}-{pair[1].name}") for pair in PAIRS if not pair[1].honoured]
+
+
+@pytest.mark.parametrize("owner", FUNCTIONS)
+def test_an_argument_is_honoured_if_and_only_if_the_function_has_it(owner):
+    table, function = FUNCTIONS[owner]
+    parameters = inspect.signature(function).parameters
+    has = {name for name, each in parameters.items() if each.kind is not each.VAR_KEYWORD} - {"self"}
+    assert {argument.name for argument in table.arguments if argument.honoured} == has - set(table.own)
+    assert set(table.own) <= has
+
+
+@pytest.mark.parametrize(("table", "argument"), REFUSED)
+def test_what_is_not_there_is_refused_with_its_replacement_and_accepted_at_its_default(table, argument):
+    table.check({argument.name: argument.default})
+    for value in (object(), "something else", np.zeros(2)):
+        with pytest.raises(ParameterError) as caught:
+            table.check({argument.name: value})
+        assert caught.value.parameter == argument.name
+        assert argument.note in str(caught.value)
+    assert argument.note
+
+
+def test_no_name_is_listed_twice():
+    for table, _ in FUNCTIONS.values():
+        names = [argument.name for argument in table.arguments]
+        assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("tensor_parallel_size", 2), ("pipeline_parallel_size", 2), ("data_parallel_size", 2),
+    ("enable_expert_parallel", True), ("quantization", "awq"), ("speculative_config", {"model": "x"}),
+    ("enable_lora", True), ("trust_remote_code", True), ("enforce_eager", True), ("enable_chunked_prefill", False),
+    ("distributed_executor_backend", "ray"), ("tensor_parallel_size", True), ("hf_overrides", {"rope_theta": 1.0}),
+    ("cpu_offload_gb", 4), ("worker_cls", object)])
+def test_the_engine_refuses_before_it_looks_for_the_model(name, value):
+    with pytest.raises(ParameterError) as caught:
+        LLM("no/such/model", **{name: value})
+    assert caught.value.parameter == name
+    assert ENGINE_ARGUMENTS[name].note in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "close"), [
+    ("tensor_paralel_size", "tensor_parallel_size"), ("max_model_length", "max_model_len"),
+    ("kv_cache_byte", "kv_cache_bytes"), ("sead", "seed")])
+def test_a_misspelt_argument_is_refused_with_the_closest_name(name, close):
+    with pytest.raises(ParameterError, match=rf"LLM has no such argument; did you mean {close}\?"):
+        LLM("no/such/model", **{name: 1})
+
+
+def test_a_name_like_no_other_is_refused_without_a_suggestion():
+    with pytest.raises(ParameterError, match=r"LLM has no such argument$"):
+        LLM("no/such/model", xyzzy=1)
+
+
+@pytest.mark.parametrize(("name", "value", "instead"), [
+    ("best_of", 3, "jaxllm.best_of"), ("use_beam_search", True, "LLM.beam_search"),
+    ("guided_decoding", object(), "structured_outputs"), ("extra_args", {"a": 1}, "logits_processors"),
+    ("output_kind", 2, "LLM.stream"), ("temprature", 0.5, "did you mean temperature"),
+    ("kept_mass", 1, "no such argument")])
+def test_sampling_params_refuses_what_it_does_not_have(name, value, instead):
+    with pytest.raises(ParameterError, match=instead) as caught:
+        SamplingParams(**{name: value})
+    assert caught.value.parameter == name
+
+
+def test_sampling_params_passes_over_what_asks_for_nothing():
+    params = SamplingParams(n=2, best_of=None, use_beam_search=False, skip_clone=True)
+    assert params == SamplingParams(n=2)
+    assert pickle.loads(pickle.dumps(params)) == dataclasses.replace(params) == params.replace() == params
+    assert params.replace(best_of=1) == params
+
+
+def test_sampling_params_keeps_the_signature_of_its_fields():
+    assert list(inspect.signature(SamplingParams).parameters) == [f.name for f in dataclasses.fields(SamplingParams)]
+    with pytest.raises(TypeError):
+        SamplingParams(1)
+
+
+def test_a_flag_is_not_a_number():
+    table = ArgumentTable("f", [*honoured(a=(1, "")), *refused("instead", b=1, c=False)])
+    table.check({"b": 1, "c": False})
+    for wrong in ({"b": True}, {"c": 0}, {"b": [1]}, {"a": 1}):
+        with pytest.raises(ParameterError):
+            table.check(wrong)

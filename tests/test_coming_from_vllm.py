@@ -1,0 +1,47 @@
+"""docs/coming-from-vllm.md says what the code does."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import jaxllm
+from jaxllm import LLM, CompletionOutput, RequestOutput, SamplingParams
+from jaxllm.arguments import __main__ as writer
+
+PAGE = Path(__file__).parents[1] / "docs" / "coming-from-vllm.md"
+TEXT = PAGE.read_text(encoding="utf-8")
+
+
+def test_the_tables_are_those_of_the_code():
+    renew = "python -m jaxllm.arguments --write docs/coming-from-vllm.md"
+    assert writer.render(TEXT) == TEXT, f"the page is out of date: {renew}"
+
+
+def test_every_table_stands_on_the_page_once():
+    assert sorted(re.findall(r"<!-- table: (\w+) -->", TEXT)) == sorted(writer._TABLES)
+
+
+def test_every_field_of_sampling_params_is_described():
+    meanings = writer.described(SamplingParams)
+    assert set(meanings) >= {field.name for field in dataclasses.fields(SamplingParams)}
+
+
+def test_every_parameter_of_llm_is_described():
+    meanings = writer.described(LLM)
+    assert set(meanings) | {"kv_cache_memory_bytes"} >= set(writer._defaults(LLM.__init__))
+
+
+def test_methods_and_names_that_the_page_mentions_exist():
+    for name in re.findall(r"`(?:llm|LLM)\.(\w+)(?=[`(.])", TEXT):
+        assert name == "engine" or hasattr(LLM, name), name
+    for name in re.findall(r"\bjaxllm\.(best_of|\w*Error)\b", TEXT):
+        assert hasattr(jaxllm, name), name
+
+
+def test_every_field_of_the_outputs_is_named():
+    section = TEXT.partition("## Outputs")[2].partition("\n## ")[0]
+    for output in (RequestOutput, CompletionOutput):
+        for field in dataclasses.fields(output):
+            assert f"`{field.name}`" in section, field.name
