@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import collections
 import functools
+import re
 import threading
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits
 
 from jaxllm.errors import EngineError, ParameterError
 from jaxllm.structured.params import StructuredOutputsParams
+from jaxllm.structured.problem import GrammarProblemError
 from jaxllm.structured.source import grammar_source
 from jaxllm.structured.vocabulary import INSIDE, NO_TOKEN, SILENT, GrammarVocabulary
 from jaxllm.tokenization import Tokenizer
@@ -64,10 +66,16 @@ class Grammar:
         self.eos_token_ids = eos_token_ids
         self.eos_words = _bits(eos_token_ids, vocabulary.vocab_size)
         self._lock = threading.Lock()
+        try:
+            source = grammar_source(params)
+        except GrammarProblemError as problem:
+            raise _refused(params, str(problem)) from None
+        except RecursionError:
+            raise _refused(params, "it is nested too deeply") from None
         limits = LLParserLimits(verbose_errors=False)
-        self._fresh = LLMatcher(vocabulary.ll_tokenizer, grammar_source(params), log_level=0, limits=limits)
+        self._fresh = LLMatcher(vocabulary.ll_tokenizer, source, log_level=0, limits=limits)
         if self._fresh.is_error():
-            raise _refused(params, self._fresh.get_error())
+            raise _refused(params, _message(self._fresh))
         try:
             self.matcher().allowed()
         except EngineError as error:
@@ -125,7 +133,7 @@ class GrammarMatcher:
         """The mask, from what the library says about its own tokens in this state."""
         # It reports an error by an empty mask.
         if self._inner.is_error():
-            raise EngineError(f"the grammar cannot go on: {self._inner.get_error()}")
+            raise EngineError(f"the grammar cannot go on: {_message(self._inner)}")
         row = self._grammar.vocabulary.opened(words, self._opening)
         if self.accepting:
             row |= self._grammar.eos_words
@@ -180,7 +188,7 @@ class GrammarMatcher:
         undone = self._steps[-n:]
         consumed = sum(step.consumed for step in undone)
         if consumed and not self._inner.rollback(consumed):
-            raise EngineError(f"the grammar cannot go back by {n} tokens: {self._inner.get_error()}")
+            raise EngineError(f"the grammar cannot go back by {n} tokens: {_message(self._inner)}")
         del self._steps[-n:]
         _, self._opening, self._ended = undone[0]
         self._allowed = None
@@ -230,5 +238,9 @@ def _check_tokenizer(tokenizer: Tokenizer, params: StructuredOutputsParams) -> N
 
 
 def _refused(params: StructuredOutputsParams, reason: str) -> ParameterError:
-    value: Any = getattr(params, params.kind)
-    return ParameterError("structured_outputs", {params.kind: value}, reason)
+    return ParameterError("structured_outputs", {params.kind: getattr(params, params.kind)}, reason)
+
+
+def _message(matcher: LLMatcher) -> str:
+    """The library's error without the excerpt of the grammar below it."""
+    return re.split(r"\n +\d+ \||\n<non-verbose/>", matcher.get_error())[0].strip()
