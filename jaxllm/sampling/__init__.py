@@ -5,34 +5,57 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from jaxllm.sampling.report import VocabularyLogprobs, from_vocabulary, to_logprobs
 from jaxllm.sampling.validation import validate_token_ids
-from jaxllm.sampling.variant import Variant, needs_state, variant_of
+from jaxllm.sampling.variant import (
+    MAX_LOGPROBS,
+    Variant,
+    needs_prompt_vocab_logprobs,
+    needs_state,
+    needs_vocab_logprobs,
+    variant_of,
+)
 
 if TYPE_CHECKING:
-    from jaxllm.sampling.logprobs import TokenLogprobs, mask_padded_vocab, to_logprobs, token_logprobs
+    from jaxllm.sampling.logprobs import TokenLogprobs, mask_padded_vocab, token_logprobs
+    from jaxllm.sampling.masks import ALL_ALLOWED, mask_words
+    from jaxllm.sampling.processors import LogitsProcessor, LogitsState, check_processors
     from jaxllm.sampling.rows import RowTable, SamplingRows
-    from jaxllm.sampling.sampler import MAX_LOGPROBS, NO_TOKEN, SampleOutput, sample
-    from jaxllm.sampling.state import SamplingState, init_state, set_slot, slot_row
+    from jaxllm.sampling.sampler import NO_TOKEN, SampleOutput, VocabLogprobs, sample, vocab_logprobs
+    from jaxllm.sampling.state import SamplingState, SlotRow, init_state, set_slot, slot_row
 
 _LAZY = {  # these import JAX
-    "logprobs": ("TokenLogprobs", "mask_padded_vocab", "to_logprobs", "token_logprobs"),
+    "logprobs": ("TokenLogprobs", "mask_padded_vocab", "token_logprobs"),
+    "masks": ("ALL_ALLOWED", "mask_words"),
+    "processors": ("LogitsProcessor", "LogitsState", "check_processors"),
     "rows": ("RowTable", "SamplingRows"),
-    "sampler": ("MAX_LOGPROBS", "NO_TOKEN", "SampleOutput", "sample"),
-    "state": ("SamplingState", "init_state", "set_slot", "slot_row"),
+    "sampler": ("NO_TOKEN", "SampleOutput", "VocabLogprobs", "sample", "vocab_logprobs"),
+    "state": ("SamplingState", "SlotRow", "init_state", "set_slot", "slot_row"),
 }
 
 __all__ = [
+    "ALL_ALLOWED",
     "MAX_LOGPROBS",
     "NO_TOKEN",
+    "LogitsProcessor",
+    "LogitsState",
     "RowTable",
     "SampleOutput",
     "SamplingRows",
     "SamplingState",
+    "SlotRow",
     "TokenLogprobs",
     "Variant",
+    "VocabLogprobs",
+    "VocabularyLogprobs",
+    "check_processors",
+    "from_vocabulary",
     "init_state",
     "mask_padded_vocab",
+    "mask_words",
+    "needs_prompt_vocab_logprobs",
     "needs_state",
+    "needs_vocab_logprobs",
     "sample",
     "set_slot",
     "slot_row",
@@ -40,6 +63,7 @@ __all__ = [
     "token_logprobs",
     "validate_token_ids",
     "variant_of",
+    "vocab_logprobs",
 ]
 
 

@@ -9,6 +9,8 @@ given, after about 1/p draws; a sort of the vocabulary costs 40 times as much on
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -33,9 +35,8 @@ def preceding(x: Float[Array, "B V"], value: Float[Array, " B"], token: Int[Arra
 
 
 def scale(logits: Float[Array, "B V"], rows: SamplingRows) -> Float[Array, "B V"]:
-    """``(logits - max) / temperature``: with the largest at 0, no temperature overflows. Greedy rows as at 1."""
-    temperature = jnp.where(rows.temperature == 0, 1, rows.temperature)
-    scaled = (logits - jnp.max(logits, axis=-1, keepdims=True)) / temperature[:, None]
+    """``(logits - max) / temperature``: with the largest at 0, no temperature overflows."""
+    scaled = (logits - jnp.max(logits, axis=-1, keepdims=True)) / rows.temperature[:, None]
     return lax.optimization_barrier(scaled)  # or it may be contracted with what is added to it, in some programs
 
 
@@ -45,8 +46,7 @@ def draw_filtered(
     """The best-scored token, and its score, among those that each row's filters keep."""
     scaled = scale(logits, rows)
     with jax.named_scope("top_k_min_p"):
-        value, token = last_of_top_k(logits, rows.top_k)
-        kept = preceding(logits, value, token + 1) & (scaled >= rows.log_min_p[:, None])
+        kept = _kept_by_top_k_min_p(logits, scaled, rows)
         scores = lax.optimization_barrier(jnp.where(kept, scores, -jnp.inf))
     return lax.cond(
         jnp.any(rows.top_p < 1),
@@ -62,7 +62,7 @@ def last_of_top_k(logits: Float[Array, "B V"], k: Int[Array, " B"]) -> tuple[Flo
     by_list = lax.cond(jnp.any(short), lambda: _last_by_list(logits, k), lambda: past_all)
     by_bisection = lax.cond(
         jnp.any(k > SHORT_LIST),
-        lambda: _last_by_bisection(logits, jnp.where(short, 0, k)),
+        lambda: _last_reaching(logits, count, k, (k <= 0) | short, stop_when_equal=True),
         lambda: past_all,
     )
     return jnp.where(short, by_list[0], by_bisection[0]), jnp.where(short, by_list[1], by_bisection[1])
@@ -84,17 +84,23 @@ def _preimage(image: Int[Array, " B"]) -> Float[Array, " B"]:
     return lax.bitcast_convert_type(image ^ ((image >> 31) & 0x7FFFFFFF), jnp.float32)
 
 
-def _last_by_bisection(
-    logits: Float[Array, "B V"], k: Int[Array, " B"]
+def _last_reaching(
+    logits: Float[Array, "B V"],
+    measure: Callable[[Bool[Array, "B V"]], Array],
+    goal: Array,
+    off: Bool[Array, " B"],
+    *,
+    stop_when_equal: bool,
 ) -> tuple[Float[Array, " B"], Int[Array, " B"]]:
-    """The k-th token's (logit, id), for k > 0, by bisection on the floats' ordered bits, then on the ids of ties.
+    """The (logit, id) of the last token in the shortest prefix of the preference order whose measure reaches the goal.
 
-    Where a threshold splits off exactly k tokens before the bits are used up, that threshold and an id past the last
-    stand for the token: they keep the same set.
+    By bisection on the floats' ordered bits, then on the ids of ties. measure: ``[B]`` from the set of tokens ``[B, V]``,
+    never smaller for a larger set. Rows that are ``off`` give anything.
+    stop_when_equal: a threshold that splits off a set of just the goal's measure may stand, with an id past the last,
+    for the token: right where every token adds to the measure.
     """
     vocab_size = logits.shape[1]
-    off = k <= 0
-    low = jnp.full(k.shape, _image(jnp.float32(-jnp.inf)))
+    low = jnp.full(goal.shape, _image(jnp.float32(-jnp.inf)))
     high = _image(jnp.max(logits, axis=-1)) + 1
 
     def unsettled(carry: tuple[Array, Array, Array]) -> Array:
@@ -104,20 +110,22 @@ def _last_by_bisection(
     def halve(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         low, high, exact = carry
         middle = (low & high) + ((low ^ high) >> 1)  # the average, rounded down, without overflow
-        found = count(logits >= _preimage(middle)[:, None])
-        enough = found >= k
+        found = measure(logits >= _preimage(middle)[:, None])
+        enough = found >= goal
         active = ~exact & (low + 1 < high)
         return (
             jnp.where(active & enough, middle, low),
             jnp.where(active & ~enough, middle, high),
-            exact | (active & (found == k)),
+            exact | (active & (found == goal) & stop_when_equal),
         )
 
     low, high, exact = lax.while_loop(unsettled, halve, (low, high, off))
     value = _preimage(low)
     tied = logits == value[:, None]
-    wanted = k - count(logits > value[:, None])
-    settled = exact | (value == -jnp.inf) | (count(tied) <= wanted)
+    larger = logits > value[:, None]
+    settled = exact | (value == -jnp.inf)
+    if stop_when_equal:
+        settled |= measure(tied | larger) <= goal
 
     def unsettled_ties(carry: tuple[Array, Array]) -> Array:
         return jnp.any(carry[0] != carry[1])
@@ -125,13 +133,45 @@ def _last_by_bisection(
     def halve_ties(carry: tuple[Array, Array]) -> tuple[Array, Array]:
         first, last = carry
         middle = (first + last) // 2
-        enough = count(tied & (_ids(logits) <= middle[:, None])) >= wanted
+        enough = measure(larger | (tied & (_ids(logits) <= middle[:, None]))) >= goal
         return jnp.where(enough, first, jnp.minimum(middle + 1, last)), jnp.where(enough, middle, last)
 
     first = jnp.where(settled, vocab_size, 0)
     last = jnp.where(settled, vocab_size, vocab_size - 1)
     _, token = lax.while_loop(unsettled_ties, halve_ties, (first, last))
     return value, token
+
+
+def kept_tokens(
+    logits: Float[Array, "B V"], rows: SamplingRows
+) -> tuple[Bool[Array, "B V"], Float[Array, "B V"]]:
+    """Which tokens each row's filters keep, the very set that ``draw_filtered`` draws from, and the scaled logits."""
+    scaled = scale(logits, rows)
+    with jax.named_scope("kept_tokens"):
+        kept = _kept_by_top_k_min_p(logits, scaled, rows)
+        weights, target = _top_p_weights(jnp.where(kept, scaled, -jnp.inf), rows.top_p)
+
+        def within_top_p() -> Array:
+            off = rows.top_p >= 1
+            value, token = _last_reaching(
+                logits, lambda mask: row_sum(jnp.where(mask, weights, 0)), target, off, stop_when_equal=False)
+            return kept & (preceding(logits, value, token + 1) | off[:, None])
+
+        return lax.cond(jnp.any(rows.top_p < 1), within_top_p, lambda: kept), scaled
+
+
+def _kept_by_top_k_min_p(
+    logits: Float[Array, "B V"], scaled: Float[Array, "B V"], rows: SamplingRows
+) -> Bool[Array, "B V"]:
+    value, token = last_of_top_k(logits, rows.top_k)
+    return preceding(logits, value, token + 1) & (scaled >= rows.log_min_p[:, None])
+
+
+def _top_p_weights(scaled: Float[Array, "B V"], top_p: Float[Array, " B"]) -> tuple[Float[Array, "B V"], Array]:
+    """The candidates' unnormalized probabilities, and the mass that the set has to reach."""
+    weights = isolated_exp(scaled)
+    # p = 1 must keep all, whatever the rounding of the sums.
+    return weights, jnp.where(top_p < 1, top_p * row_sum(weights), jnp.inf)
 
 
 def draw_top_p(
@@ -146,9 +186,7 @@ def draw_top_p(
     A token is in the set while the probability of those strictly before it is below ``top_p`` of the total.
     """
     with jax.named_scope("top_p"):
-        weights = isolated_exp(jnp.where(scores > -jnp.inf, scaled, -jnp.inf))
-        # p = 1 must keep all, whatever the rounding of the sums.
-        target = jnp.where(top_p < 1, top_p * row_sum(weights), jnp.inf)
+        weights, target = _top_p_weights(jnp.where(scores > -jnp.inf, scaled, -jnp.inf), top_p)
 
         def undecided(carry: tuple[Array, Array, Array, Array, Array]) -> Array:
             return jnp.any(~carry[0])

@@ -1,19 +1,17 @@
-"""Log-probabilities of chosen and most likely tokens, on the device, and their form for the user, on the host."""
+"""Log-probabilities of chosen and most likely tokens, on the device."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from jaxllm.outputs import Logprob
+from jaxllm.sampling.filters import kept_tokens
 from jaxllm.sampling.reductions import count, top_k
+from jaxllm.sampling.rows import SamplingRows
 from jaxllm.sampling.tiles import map_row_tiles
 from pallas_kernels.reductions import isolated_exp, row_sum
 
@@ -27,6 +25,42 @@ class TokenLogprobs(NamedTuple):
     top_logprobs: Float[Array, "C K"]
 
 
+class Normalized(NamedTuple):
+    """Log-probabilities, not yet subtracted: those of ``values`` are ``(values - best) - log_total``."""
+
+    values: Float[Array, "B V"]
+    best: Float[Array, " B"]
+    log_total: Float[Array, " B"]
+
+    def logprobs(self, values: Float[Array, "B K"]) -> Float[Array, "B K"]:
+        """The log-probabilities of some of the values."""
+        return (values - self.best[:, None]) - self.log_total[:, None]
+
+    def at(self, ids: Int[Array, "B K"]) -> Float[Array, "B K"]:
+        """The log-probabilities of some ids."""
+        return self.logprobs(jnp.take_along_axis(self.values, ids, axis=1))
+
+
+def normalize(logits: Float[Array, "B V"]) -> Normalized:
+    """Log-softmax in float32; a row's bits depend on that row alone."""
+    best = jnp.max(logits, axis=-1)
+    return Normalized(logits, best, _log(row_sum(isolated_exp(logits - best[:, None]))))
+
+
+def normalize_kept(logits: Float[Array, "B V"], rows: SamplingRows) -> tuple[Normalized, Float[Array, " B"]]:
+    """The distribution that each row draws from, -inf outside what its filters keep; and the probability, at the
+    row's temperature, of what they keep. Greedy rows given temperature 0 as at 1."""
+    kept, scaled = kept_tokens(logits, rows)
+    weights = isolated_exp(scaled)
+    kept_total = row_sum(jnp.where(kept, weights, 0))
+    values = lax.optimization_barrier(jnp.where(kept, scaled, -jnp.inf))
+    return Normalized(values, jnp.zeros_like(kept_total), _log(kept_total)), kept_total / row_sum(weights)
+
+
+def _log(total: Float[Array, " B"]) -> Float[Array, " B"]:
+    return lax.optimization_barrier(jnp.log(lax.optimization_barrier(total)))
+
+
 def token_logprobs(logits: Float[Array, "C V"], targets: Int[Array, " C"], k: int) -> TokenLogprobs:
     """Float32 log-softmax of raw logits at the targets and at the ``min(k, V)`` most likely tokens.
 
@@ -35,19 +69,20 @@ def token_logprobs(logits: Float[Array, "C V"], targets: Int[Array, " C"], k: in
     which no token could be chosen) gives NaN.
     """
     with jax.named_scope("token_logprobs"):
-        return map_row_tiles(functools.partial(_token_logprobs, k=min(k, logits.shape[1])), logits, targets)
+        return map_row_tiles(lambda *row: report(normalize(row[0]), row[1], k), logits, targets)
 
 
-def _token_logprobs(logits: Float[Array, "C V"], targets: Int[Array, " C"], *, k: int) -> TokenLogprobs:
-    best = jnp.max(logits, axis=-1)
-    total = row_sum(isolated_exp(logits - best[:, None]))
-    log_total = lax.optimization_barrier(jnp.log(lax.optimization_barrier(total)))
-    target_logits = jnp.take_along_axis(logits, jnp.maximum(targets, 0)[:, None], axis=1)[:, 0]
-    logprob = (target_logits - best) - log_total
-    rank = 1 + count(logits > target_logits[:, None])
-    top_logits, top_ids = top_k(logits, k)
-    top_logprobs = (top_logits - best[:, None]) - log_total[:, None]
-    return TokenLogprobs(jnp.where(targets < 0, jnp.nan, logprob), rank, top_ids, top_logprobs)
+def report(distribution: Normalized, targets: Int[Array, " C"], k: int) -> TokenLogprobs:
+    """``token_logprobs`` of a distribution."""
+    values = distribution.values
+    target_values = jnp.take_along_axis(values, jnp.maximum(targets, 0)[:, None], axis=1)
+    top_values, top_ids = top_k(values, min(k, values.shape[1]))
+    return TokenLogprobs(
+        jnp.where(targets < 0, jnp.nan, distribution.logprobs(target_values)[:, 0]),
+        1 + count(values > target_values),
+        top_ids,
+        distribution.logprobs(top_values),
+    )
 
 
 def mask_padded_vocab(logits: Float[Array, "B V"], num_valid: int) -> Float[Array, "B V"]:
@@ -56,27 +91,3 @@ def mask_padded_vocab(logits: Float[Array, "B V"], num_valid: int) -> Float[Arra
         return logits
     ids = lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
     return jnp.where(ids < num_valid, logits, -jnp.inf)
-
-
-def to_logprobs(
-    token_id: int,
-    logprob: float,
-    rank: int,
-    top_ids: Sequence[int] | np.ndarray,
-    top_logprobs: Sequence[float] | np.ndarray,
-    k: int,
-    decode: Callable[[int], str | None] = lambda token_id: None,
-) -> dict[int, Logprob]:
-    """One position's ``Logprob`` by token id: the chosen token first, then the ``k`` most likely without it twice.
-
-    decode: the text of one id.
-    """
-    result = {int(token_id): Logprob(float(logprob), int(rank), decode(int(token_id)))}
-    top_rank = 1
-    for index in range(min(k, len(top_ids))):
-        if index and top_logprobs[index] < top_logprobs[index - 1]:
-            top_rank = index + 1
-        top_id = int(top_ids[index])
-        if top_id not in result:
-            result[top_id] = Logprob(float(top_logprobs[index]), top_rank, decode(top_id))
-    return result

@@ -42,6 +42,8 @@ class _Integer(IntEnum):
     TOP_K = 5
     STOP_FROM = 6
     FLAGS = 7
+    NUM_PROMPT = 8
+    PROCESSORS = 9
 
 
 class _Flag(IntEnum):
@@ -51,6 +53,8 @@ class _Flag(IntEnum):
     PENALTIES = 2
     FILTER = 4
     LOGPROBS = 8
+    PROCESSED = 16
+    GREEDY = 32
 
 
 @jax.tree_util.register_dataclass
@@ -62,7 +66,7 @@ class SamplingRows:
     """
 
     reals: Float[Array, "B 6"]
-    integers: Int[Array, "B 8"]
+    integers: Int[Array, "B 10"]
 
     @property
     def num_rows(self) -> int:
@@ -83,8 +87,13 @@ class SamplingRows:
 
     @property
     def temperature(self) -> Float[Array, " B"]:
-        """Positive, or 0 where the row is greedy."""
+        """Positive; 1 where it was given as 0."""
         return self._real(_Real.TEMPERATURE)
+
+    @property
+    def greedy(self) -> Bool[Array, " B"]:
+        """Whether the row takes the most likely token."""
+        return self._flag(_Flag.GREEDY)
 
     @property
     def top_p(self) -> Float[Array, " B"]:
@@ -161,6 +170,21 @@ class SamplingRows:
         """Whether log-probabilities are reported."""
         return self._flag(_Flag.LOGPROBS)
 
+    @property
+    def wants_processed(self) -> Bool[Array, " B"]:
+        """Whether those reported are of the distribution drawn from, not of the raw logits."""
+        return self._flag(_Flag.PROCESSED)
+
+    @property
+    def num_prompt(self) -> Int[Array, " B"]:
+        """Tokens of the request's prompt."""
+        return self._integer(_Integer.NUM_PROMPT)
+
+    @property
+    def processors(self) -> Int[Array, " B"]:
+        """Bit i says that the engine's logits processor number i applies."""
+        return self._integer(_Integer.PROCESSORS)
+
 
 class RowTable:
     """The sampling parameters of the requests in the engine's slots, as numpy arrays filled once at admission.
@@ -173,26 +197,31 @@ class RowTable:
         self._reals = np.zeros((num_slots + 1, len(_Real)), np.float32)
         self._integers = np.zeros((num_slots + 1, len(_Integer)), np.int32)
         self._variant = np.zeros(num_slots + 1, np.int8)
-        self._reals[:, [_Real.TOP_P, _Real.REPETITION]] = 1.0
+        self._reals[:, [_Real.TEMPERATURE, _Real.TOP_P, _Real.REPETITION]] = 1.0
         self._reals[:, _Real.LOG_MIN_P] = -np.inf
         self._integers[:, _Integer.SLOT] = np.arange(num_slots + 1)
+        self._integers[:, _Integer.FLAGS] = _Flag.GREEDY
 
-    def set_slot(self, slot: int, params: SamplingParams, seed: int, sample_index: int, prompt_length: int) -> None:
+    def set_slot(self, slot: int, params: SamplingParams, seed: int, sample_index: int, prompt_length: int, *,
+                 processed: bool = False, processors: int = 0) -> None:
         """Fill a slot for one sample of a request.
 
         seed: what the noise starts from, in [0, 2**63); the caller draws one where the request has none.
         prompt_length: of the request's own prompt, also when it comes back after a preemption: min_tokens counts
             from there.
+        processed: report log-probabilities of the distribution drawn from.
+        processors: bit i for the engine's logits processor number i.
         """
         if not 0 <= slot < self.num_slots:
             raise ParameterError("slot", slot, f"0 to {self.num_slots - 1}")
         if not 0 <= seed <= MAX_SEED:
             raise ParameterError("seed", seed, f"0 to {MAX_SEED}")
-        filters = needs_filter(params)
+        # Greedy rows draw without filters; those whose temperature is not 0 report what their filters keep.
+        filters = params.temperature > 0
         reals = self._reals[slot]
         # float32 holds neither 1e-320 nor 1e300, nor normal reciprocals of its largest (XLA may multiply by them): the
         # nearest that are safe have the same effect.
-        reals[_Real.TEMPERATURE] = 0.0 if params.greedy else _clamp(params.temperature)
+        reals[_Real.TEMPERATURE] = _clamp(params.temperature) if params.temperature > 0 else 1.0
         reals[_Real.TOP_P] = _clamp(params.top_p) if filters else 1.0
         reals[_Real.LOG_MIN_P] = math.log(params.min_p) if filters and params.min_p > 0 else -math.inf
         reals[_Real.REPETITION] = _clamp(params.repetition_penalty)
@@ -207,9 +236,13 @@ class RowTable:
         integers[_Integer.FLAGS] = (
             _Flag.STATE * needs_state(params)
             + _Flag.PENALTIES * needs_penalties(params)
-            + _Flag.FILTER * filters
-            + _Flag.LOGPROBS * (params.logprobs is not None)
+            + _Flag.FILTER * needs_filter(params)
+            + _Flag.LOGPROBS * params.wants_logprobs
+            + _Flag.PROCESSED * processed
+            + _Flag.GREEDY * params.greedy
         )
+        integers[_Integer.NUM_PROMPT] = prompt_length
+        integers[_Integer.PROCESSORS] = _signed(processors)
         # Once min_tokens is reached, a request that asked for nothing else of FULL no longer needs it.
         self._variant[slot] = variant_of(params.replace(min_tokens=0))
 

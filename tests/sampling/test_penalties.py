@@ -35,7 +35,7 @@ PARAMS = st.builds(
 def fill(params: list[SamplingParams], prompts: list[list[int]], outputs: list[list[int]]) -> SamplingState:
     state = init_state(len(params), V)
     for slot, one in enumerate(params):
-        state = place(state, np.int32(slot), *slot_row(one, prompts[slot], outputs[slot], STOPS, V))
+        state = place(state, np.int32(slot), slot_row(one, prompts[slot], outputs[slot], STOPS, V))
     return state
 
 
@@ -101,7 +101,7 @@ def test_counts_follow_the_tokens_and_skip_padding_and_rows_without_a_token():
     state = init_state(4, V)
     slots, tokens = np.array([2, 0, 4, 1], np.int32), np.array([5, 6, 7, -1], np.int32)
     for _ in range(3):
-        state = jax.jit(count_tokens)(state, slots, tokens)
+        state = jax.jit(count_tokens)(state, slots, slots, tokens)
     expected = np.zeros((4, V), np.int32)
     expected[2, 5] = expected[0, 6] = 3
     assert np.array_equal(state.counts, expected)
@@ -113,7 +113,7 @@ def test_a_slot_row_restores_a_preempted_request():
     output = [5, 5, 8, 5]
     stepped = fill([params], [[1, 2]], [[]])
     for token in output:
-        stepped = jax.jit(count_tokens)(stepped, np.array([0], np.int32), np.array([token], np.int32))
+        stepped = jax.jit(count_tokens)(stepped, *np.array([[0], [2], [token]], np.int32))
     rebuilt = fill([params], [[1, 2]], [output])
     jax.tree.map(np.testing.assert_array_equal, stepped, rebuilt)
 

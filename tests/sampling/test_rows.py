@@ -22,6 +22,9 @@ FULL_OPTIONS = {
     "logit_bias": {1: 1.0},
     "allowed_token_ids": [1],
     "banned_token_ids": [1],
+    "bad_words": ["word"],
+    "logits_processors": ["mine"],
+    "logprob_token_ids": [1],
 }
 
 
@@ -47,7 +50,7 @@ def test_the_smallest_variant_is_chosen():
 
 
 def test_state_is_needed_for_history_biases_and_masks_only():
-    stateless = {"top_k", "top_p", "min_p", "logprobs"}
+    stateless = {"top_k", "top_p", "min_p", "logprobs", "logprob_token_ids"}
     for name, value in FULL_OPTIONS.items():
         assert needs_state(SamplingParams(**{name: value})) == (name not in stateless)
 
@@ -85,7 +88,9 @@ def test_rows_hold_each_slots_parameters_in_the_order_asked_for():
     assert rows.num_rows == 8
     assert rows.slot.tolist() == [0, 3] + [5] * 6
     assert rows.position.tolist()[:2] == [8, 13]
-    assert rows.temperature.tolist() == [0, 0.5] + [0] * 6
+    assert rows.temperature.tolist() == [1, 0.5] + [1] * 6
+    assert rows.greedy.tolist() == [True, False] + [True] * 6
+    assert rows.num_prompt.tolist()[:2] == [2, 10]
     assert rows.top_p.tolist() == [1, 0.25] + [1] * 6
     assert rows.top_k.tolist() == [0, 9] + [0] * 6
     assert rows.log_min_p.tolist() == [-np.inf, np.float32(np.log(0.125))] + [-np.inf] * 6
@@ -105,7 +110,7 @@ def test_a_slot_keeps_nothing_of_its_previous_request():
     table = RowTable(1)
     table.set_slot(0, SamplingParams(**FULL_OPTIONS), 99, 3, 10)
     table.set_slot(0, SamplingParams(), 7, 0, 2)
-    fresh = build_rows([SamplingParams()], seeds=[7], position=9)
+    fresh = build_rows([SamplingParams()], seeds=[7], position=9, prompt_length=2)
     again = table.rows(np.array([0]), np.array([9]), 1)
     assert np.array_equal(again.reals, fresh.reals)
     assert np.array_equal(again.integers, fresh.integers)

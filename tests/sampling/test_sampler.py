@@ -12,12 +12,14 @@ from sampling.oracle import adjust, build_rows, kept_range, log_softmax, prefere
 from scipy import stats
 
 from jaxllm.sampling import (
+    ALL_ALLOWED,
     NO_TOKEN,
     RowTable,
     SampleOutput,
     SamplingRows,
     Variant,
     init_state,
+    mask_words,
     needs_state,
     sample,
     set_slot,
@@ -61,8 +63,12 @@ def full_state(params: list[SamplingParams], size: int = V):
     state = init_state(SLOTS, size)
     for slot, one in enumerate(params):
         if needs_state(one):
-            state = place(state, np.int32(slot), *slot_row(one, PROMPT, OUTPUT, STOPS, size))
+            state = place(state, np.int32(slot), slot_row(one, PROMPT, OUTPUT, STOPS, size))
     return state
+
+
+def all_allowed(rows: int, size: int = V) -> np.ndarray:
+    return np.full((rows, mask_words(size)), ALL_ALLOWED, np.uint32)
 
 
 def row_of(output: SampleOutput, row: int) -> list[bytes]:
@@ -188,7 +194,7 @@ def test_tokens_are_counted_so_that_a_penalty_sees_them_at_the_next_step():
     params = [SamplingParams(temperature=0, frequency_penalty=0.6)] * 16
     state = init_state(SLOTS, V)
     for slot in range(16):
-        state = place(state, np.int32(slot), *slot_row(params[slot], [30], [], [], V))
+        state = place(state, np.int32(slot), slot_row(params[slot], [30], [], [], V))
     tokens = []
     for position in range(5):
         state, output = run(logits, build_rows(params, position=position), state, Variant.FULL)
@@ -230,12 +236,13 @@ def test_unseeded_neighbours_do_not_change_a_seeded_row():
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_rows_with_nan_or_infinite_logits_get_no_token_and_leave_the_others_alone(variant, value):
     logits = logits_for(16)
-    params = [[SamplingParams(temperature=0)] * 16, [SamplingParams()] * 16, OPTIONS][variant]
-    rows, state = build_rows(params), full_state(params) if variant == Variant.FULL else None
-    clean = np.asarray(run(logits, rows, state, variant)[1].token_ids)
+    params = [[SamplingParams(temperature=0)] * 16, [SamplingParams()] * 16, OPTIONS, OPTIONS][variant]
+    rows, state = build_rows(params), full_state(params) if variant >= Variant.FULL else None
+    mask = all_allowed(16) if variant == Variant.MASKED else None
+    clean = np.asarray(run(logits, rows, state, variant, mask)[1].token_ids)
     broken = [0, 3, 8, 14]
     logits[broken, [0, 100, 200, V - 1]] = value
-    got = np.asarray(run(logits, rows, state, variant)[1].token_ids)
+    got = np.asarray(run(logits, rows, state, variant, mask)[1].token_ids)
     assert (got[broken] == NO_TOKEN).all()
     others = np.setdiff1d(np.arange(16), broken)
     assert np.array_equal(got[others], clean[others])
@@ -254,10 +261,11 @@ def test_padded_vocabulary_is_never_sampled(variant):
     logits = np.zeros((16, V), np.float32)
     logits[:, 5:] = -np.inf
     temperature = 0 if variant == Variant.GREEDY else 1e30
-    params = [SamplingParams(temperature=temperature, top_k=100 if variant == Variant.FULL else 0)] * 16
-    state = init_state(SLOTS, V) if variant == Variant.FULL else None
+    params = [SamplingParams(temperature=temperature, top_k=100 if variant >= Variant.FULL else 0)] * 16
+    state = init_state(SLOTS, V) if variant >= Variant.FULL else None
+    mask = all_allowed(16) if variant == Variant.MASKED else None
     for position in range(10):
-        output = run(logits, build_rows(params, position=position), state, variant)[1]
+        output = run(logits, build_rows(params, position=position), state, variant, mask)[1]
         assert (np.asarray(output.token_ids) < 5).all()
 
 

@@ -34,7 +34,7 @@ def test_the_last_id_is_inside():
 @pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
 def test_more_logprobs_than_the_engine_reports_are_refused(name):
     validate_token_ids(SamplingParams(**{name: 5}), 100, max_logprobs=5)
-    with pytest.raises(ParameterError, match=f"{name}=6 is not allowed: at most max_logprobs, which is 5"):
+    with pytest.raises(ParameterError, match=f"{name}=6 is not allowed: 0 to 5, the engine's max_logprobs"):
         validate_token_ids(SamplingParams(**{name: 6}), 100, max_logprobs=5)
 
 

@@ -1,0 +1,103 @@
+"""Checks of parameter values: each raises ``ParameterError`` with the name, the value and what is allowed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from jaxllm.errors import ParameterError
+
+
+def check_integer(name: str, value: object, low: int | None, high: int | None = None) -> None:
+    """``value`` is an integer, NumPy's included, in ``[low, high]``."""
+    allowed = "an integer" + (f" >= {low}" if low is not None else "") + (f" and <= {high}" if high is not None else "")
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise ParameterError(name, value, allowed)
+    number = value.__index__()
+    if (low is not None and number < low) or (high is not None and number > high):
+        raise ParameterError(name, value, allowed)
+
+
+def check_real(name: str, value: object, low: float, high: float | None, *, open_low: bool = False) -> None:
+    """``value`` is a finite number in ``[low, high]``, or ``(low, high]``."""
+    bounds = f"a finite number {'>' if open_low else '>='} {low}" + (f" and <= {high}" if high is not None else "")
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        raise ParameterError(name, value, bounds) from None
+    too_low = number <= low if open_low else number < low
+    if isinstance(value, (bool, str)) or not math.isfinite(number) or too_low or (high is not None and number > high):
+        raise ParameterError(name, value, bounds)
+
+
+def check_bool(name: str, value: object) -> None:
+    """``value`` is True or False."""
+    if not isinstance(value, bool):
+        raise ParameterError(name, value, "True or False")
+
+
+def checked_strings(name: str, value: object) -> tuple[str, ...] | None:
+    """``None``, or one non-empty string or a list of such, as a tuple."""
+    if value is None:
+        return None
+    strings = (value,) if isinstance(value, str) else value
+    if not isinstance(strings, Sequence) or not all(isinstance(s, str) and s for s in strings):
+        raise ParameterError(name, value, "a non-empty string or a list of non-empty strings")
+    return tuple(strings)
+
+
+def checked_token_ids(name: str, ids: object) -> tuple[int, ...] | None:
+    """``None``, or integers ``>= 0``, as a tuple."""
+    if ids is None:
+        return None
+    if isinstance(ids, (str, bytes, Mapping)) or not hasattr(ids, "__iter__"):
+        raise ParameterError(name, ids, "a list of token ids")
+    found = list(ids)
+    for token in found:
+        if isinstance(token, bool) or not hasattr(token, "__index__") or token.__index__() < 0:
+            raise ParameterError(name, token, "token ids are integers >= 0")
+    return tuple(token.__index__() for token in found)
+
+
+def checked_logit_bias(bias: object) -> Mapping[int, float] | None:
+    """``None``, or finite numbers by token id; ids may be decimal strings."""
+    if bias is None:
+        return None
+    if not isinstance(bias, Mapping):
+        raise ParameterError("logit_bias", bias, "a mapping from token id to number")
+    result: dict[int, float] = {}
+    for key, value in bias.items():
+        if isinstance(key, str) and key.isdecimal():
+            key = int(key)
+        if isinstance(key, bool) or not hasattr(key, "__index__") or key.__index__() < 0:
+            raise ParameterError("logit_bias", key, "keys are token ids: integers >= 0 or their decimal strings")
+        if key.__index__() in result:
+            raise ParameterError("logit_bias", bias, f"token id {key} once")
+        check_real(f"logit_bias[{key}]", value, -math.inf, None)
+        result[key.__index__()] = float(value)
+    return result
+
+
+def checked_processors(value: object, most_arguments: int) -> Mapping[str, tuple[float, ...]] | None:
+    """``None``, or the arguments of logits processors by name, from a name, a list of names or such a mapping."""
+    if value is None:
+        return None
+    allowed = f"a name, a list of names, or a mapping from name to at most {most_arguments} finite numbers"
+    named: Mapping[object, object]
+    if isinstance(value, Mapping):
+        named = value
+    elif isinstance(value, str) or not isinstance(value, Sequence):
+        named = {value: ()}
+    else:
+        named = dict.fromkeys(value, ())
+    result: dict[str, tuple[float, ...]] = {}
+    for name, arguments in named.items():
+        if not isinstance(name, str):
+            raise ParameterError("logits_processors", value, allowed)
+        numbers = (arguments,) if isinstance(arguments, int | float) else arguments
+        if isinstance(numbers, str) or not isinstance(numbers, Sequence) or len(numbers) > most_arguments:
+            raise ParameterError("logits_processors", value, allowed)
+        for number in numbers:
+            check_real(f"logits_processors[{name!r}]", number, -math.inf, None)
+        result[name] = tuple(float(number) for number in numbers)
+    return result
