@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Literal
+
+from jaxllm.sampling_params import LogprobsMode
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Logprob:
-    """The log-probability (natural log, float32 log-softmax of the raw logits) of one token at one position.
+    """The log-probability (natural log, float32) of one token at one position.
 
-    rank: 1 for the most likely token, counting tokens with a strictly larger logit before it.
-    decoded_token: its text by itself, ``None`` without a tokenizer.
+    logprob: under the distribution that ``CompletionOutput.logprobs_mode`` names; of prompt tokens the raw one.
+    rank: 1 for the most likely token, counting the tokens strictly more likely before it.
+    decoded_token: its text by itself, ``None`` without a tokenizer; a byte that is no character is shown as ``\\xNN``.
+    raw_logprob: log-softmax of the model's logits, given beside a processed ``logprob``.
     """
 
     logprob: float
     rank: int
     decoded_token: str | None = None
+    raw_logprob: float | None = None
 
 
-TokenLogprobs = dict[int, Logprob]
-"""Token id to ``Logprob`` for one position: the chosen token first, then the most likely ones in order."""
+TokenLogprobs = Mapping[int, Logprob]
+"""Token id to ``Logprob`` for one position: the chosen token first, then the most likely ones in order, then those of
+``logprob_token_ids``. Tokens that cannot occur (-inf) are left out."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,7 +48,11 @@ class CompletionOutput:
     index: the sample's number, 0 to n - 1.
     text: what the tokens decode to, ended before the stop string.
     token_ids: every token generated, the one that completed a stop included.
-    cumulative_logprob: sum of the chosen tokens' log-probabilities, ``None`` unless ``logprobs`` was asked for.
+    logprobs: for each token, see ``TokenLogprobs``; ``None`` unless asked for.
+    logprobs_mode: "raw_logprobs" or "processed_logprobs", what ``logprobs`` are (``SamplingParams.logprobs_mode``).
+    kept_mass: with processed ones, for each token the probability of what its filters (top-k, top-p, min-p) kept, at
+        its temperature.
+    cumulative_logprob: sum of the chosen tokens' log-probabilities, of that mode; ``None`` unless asked for.
     finish_reason: "stop" (end of sequence, stop id or stop string), "length", "abort", "error"; ``None`` while running.
     stop_reason: the stop string or stop token id that ended it; ``None`` for end of sequence.
     seed: the seed that, given as ``SamplingParams.seed``, repeats this sample (at the same index).
@@ -51,6 +62,8 @@ class CompletionOutput:
     text: str = ""
     token_ids: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[TokenLogprobs] | None = None
+    logprobs_mode: LogprobsMode | None = None
+    kept_mass: list[float] | None = None
     cumulative_logprob: float | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None

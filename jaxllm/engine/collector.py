@@ -15,7 +15,7 @@ from jaxllm.engine.stopping import may_stop
 from jaxllm.interrupt import HeldInterrupts
 from jaxllm.outputs import CompletionOutput, RequestOutput
 from jaxllm.outputs import TokenLogprobs as LogprobDict
-from jaxllm.sampling import to_logprobs
+from jaxllm.sampling import VocabLogprobs, VocabularyLogprobs, from_vocabulary, to_logprobs
 from jaxllm.tokenization import IncrementalDetokenizer, StopChecker, Tokenizer
 
 
@@ -65,6 +65,7 @@ class Collector:
         self._prompt_logprobs: list[LogprobDict | None] | None = None if params.prompt_logprobs is None else [None]
         self._logprobs: list[list[LogprobDict]] = [[] for _ in request.sequences]
         self._cumulative = [0.0] * len(request.sequences)
+        self._kept_mass: list[list[float]] = [[] for _ in request.sequences]
         self._texts: list[_Text] = []
         if params.detokenize and tokenizer is not None:
             self._texts = [self._new_text(tokenizer) for _ in request.sequences]
@@ -86,14 +87,25 @@ class Collector:
             return None
         return self._decode_new(sequence, armed=may_stop(sequence))
 
-    def add_logprobs(self, sequence: Sequence, sampled: Any, row: int) -> None:
-        """Take in the log-probabilities of a sequence's newest token, which are in line ``row`` of ``sampled``."""
-        count = self.request.params.logprobs
-        if count is None:
+    def add_logprobs(self, sequence: Sequence, result: Any, number: int) -> None:
+        """Take in the log-probabilities of a sequence's newest token, that of a ``StepResult``'s sampler ``number``."""
+        params, token, index = self.request.params, sequence.last_token, sequence.index
+        if not params.wants_logprobs:
             return
-        line = self._line(sequence.last_token, sampled, row, count)
-        self._logprobs[sequence.index].append(line)
-        self._cumulative[sequence.index] += line[sequence.last_token].logprob
+        processed = self.request.reports_processed
+        if number in result.vocab_logprobs:
+            values, row = result.vocab_logprobs[number]
+            kept_mass = values.kept_mass[row]
+            line = from_vocabulary(self._whole_line(token, values, row, processed=processed), params.logprobs,
+                                   params.logprob_token_ids or ())
+        else:
+            values = result.sampled
+            kept_mass = values.kept_mass[number] if processed else 0.0
+            line = self._line(token, values, number, params.logprobs or 0, processed=processed)
+        self._logprobs[index].append(line)
+        self._cumulative[index] += line[token].logprob
+        if processed:
+            self._kept_mass[index].append(float(kept_mass))
 
     def add_prompt_logprobs(self, first: int, count: int, values: Any, offset: int) -> None:
         """Take in the log-probabilities of prompt tokens ``first .. first + count - 1``, from line ``offset`` on.
@@ -104,12 +116,24 @@ class Collector:
         if self._prompt_logprobs is None or wanted is None:
             return
         for position in range(max(first, len(self._prompt_logprobs)), first + count):
-            token = int(self.request.prompt_token_ids[position])
-            self._prompt_logprobs.append(self._line(token, values, offset + position - first, wanted))
+            token, row = int(self.request.prompt_token_ids[position]), offset + position - first
+            if isinstance(values, VocabLogprobs):
+                line = from_vocabulary(self._whole_line(token, values, row, processed=False), wanted)
+            else:
+                line = self._line(token, values, row, wanted, processed=False)
+            self._prompt_logprobs.append(line)
 
-    def _line(self, token: int, values: Any, row: int, count: int) -> LogprobDict:
+    def _line(self, token: int, values: Any, row: int, count: int, *, processed: bool) -> LogprobDict:
+        raw = (values.raw_logprob[row], values.raw_top_logprobs[row]) if processed else (None, None)
         return to_logprobs(token, values.logprob[row], values.rank[row], values.top_ids[row],
-                           values.top_logprobs[row], count, self._decode)
+                           values.top_logprobs[row], count, self._decode, *raw)
+
+    def _whole_line(self, token: int, values: VocabLogprobs, row: int, *, processed: bool) -> VocabularyLogprobs:
+        # Copies, so that one request's line does not keep those of the others in memory.
+        raw = np.array(values.raw[row])
+        if not processed:
+            return VocabularyLogprobs(token, raw, None, self._decode)
+        return VocabularyLogprobs(token, np.array(values.processed[row]), raw, self._decode)
 
     def finish(self, sequence: Sequence) -> str | None:
         """End a sample's text; returns the stop string that its very end completes, if any."""
@@ -142,12 +166,14 @@ class Collector:
             if not sequence.finished:
                 self._decode_new(sequence, armed=False)
             text = self._texts[index].text
-        has_logprobs = self.request.params.logprobs is not None
+        has_logprobs = self.request.params.wants_logprobs
         return CompletionOutput(
             index=index,
             text=text,
             token_ids=sequence.output_token_ids.tolist(),
             logprobs=list(self._logprobs[index]) if has_logprobs else None,
+            logprobs_mode=self.request.logprobs_mode if has_logprobs else None,
+            kept_mass=list(self._kept_mass[index]) if self.request.reports_processed else None,
             cumulative_logprob=self._cumulative[index] if has_logprobs else None,
             finish_reason=sequence.finish_reason,
             stop_reason=sequence.stop_reason,

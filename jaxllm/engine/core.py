@@ -10,8 +10,12 @@ import time
 from collections.abc import AsyncIterator, Iterable
 from typing import Any, Protocol
 
+from jaxllm.beam_search import BeamSearchParams
 from jaxllm.config import EngineConfig
 from jaxllm.engine.admission import Admission
+from jaxllm.engine.beam_admission import beam_row, prepare_search
+from jaxllm.engine.beam_collector import BeamCollector
+from jaxllm.engine.beam_group import BeamGroup
 from jaxllm.engine.block_manager import BlockManager
 from jaxllm.engine.collector import Collector
 from jaxllm.engine.plan import StepPlan
@@ -24,7 +28,7 @@ from jaxllm.engine.stats_log import StatsLog
 from jaxllm.engine.stopping import check_stop
 from jaxllm.errors import EngineError, ParameterError
 from jaxllm.interrupt import HeldInterrupts
-from jaxllm.outputs import OutputError, RequestOutput
+from jaxllm.outputs import FinishReason, OutputError, RequestOutput
 from jaxllm.sampling import NO_TOKEN
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.tokenization import Tokenizer
@@ -84,23 +88,30 @@ class Engine:
         self._bookkeeping = threading.RLock()
         self._totals = EngineTotals()
 
-    def add_request(self, prompt: Prompt, params: SamplingParams | None = None, *, request_id: str | None = None,
-                    inbox: Inbox | None = None) -> str:
+    def add_request(self, prompt: Prompt, params: SamplingParams | BeamSearchParams | None = None, *,
+                    request_id: str | None = None, inbox: Inbox | None = None) -> str:
         """Queue a request; returns its id. ``ParameterError`` if it can never run; nothing is queued then.
 
         A mapping may hold both ``prompt_token_ids``, which are used, and ``prompt``, which is then only reported back.
+        params: with ``BeamSearchParams`` the request's outputs are ``BeamSearchOutput``s.
         inbox: is given the request's collector whenever the request progresses, whoever runs the step.
         """
         params = SamplingParams() if params is None else params
-        if not isinstance(params, SamplingParams):
-            raise ParameterError("sampling_params", params, "a SamplingParams")
+        if not isinstance(params, SamplingParams | BeamSearchParams):
+            raise ParameterError("sampling_params", params, "a SamplingParams or a BeamSearchParams")
         if request_id is not None and not isinstance(request_id, str):
             raise ParameterError("request_id", request_id, "a string or None")
-        make = self._admission.prepare(prompt, params)
+        if isinstance(params, BeamSearchParams):
+            make = prepare_search(prompt, params, self.config, self.tokenizer, self.eos_token_ids)
+        else:
+            make = self._admission.prepare(prompt, params)
         with self._lock, HeldInterrupts():
             seed = None if self.config.seed is None else derived_seed(self.config.seed, self._num_added)
             request = make(self._new_id() if request_id is None else request_id, seed)
-            collector = Collector(request, self.tokenizer, self._bookkeeping, inbox)
+            if isinstance(params, BeamSearchParams):
+                collector: Collector = BeamCollector(request, params, self.tokenizer, self._bookkeeping, inbox)
+            else:
+                collector = Collector(request, self.tokenizer, self._bookkeeping, inbox)
             self.scheduler.add(request)
             self._num_added += 1
             self._collectors[request.request_id] = collector
@@ -115,8 +126,8 @@ class Engine:
         """Run one step; the outputs of the requests that got a token or ended in it."""
         return [collector.output() for collector in self.advance()]
 
-    async def generate(self, prompt: Prompt, params: SamplingParams | None = None, *, request_id: str | None = None
-                       ) -> AsyncIterator[RequestOutput]:
+    async def generate(self, prompt: Prompt, params: SamplingParams | BeamSearchParams | None = None, *,
+                       request_id: str | None = None) -> AsyncIterator[RequestOutput]:
         """Queue a request and yield its output as it grows, the finished one last.
 
         Any number of these can run at once in one event loop; steps run in worker threads, each advancing all
@@ -239,9 +250,31 @@ class Engine:
             if (error := _token_error(sequence, token)) is not None:
                 self._fail_request(sequence.request, error)
                 continue
+            if sequence.request.beams is not None:
+                if not self._advance_beams(sequence.request.beams, sequence, result, row):
+                    del progressed[request_id]
+                continue
             collector.add_logprobs(sequence, result, row)
             self._check_stop(sequence, collector, token)
         return list(progressed.values())
+
+    def _advance_beams(self, beams: BeamGroup, sequence: Sequence, result: Any, row: int) -> bool:
+        """Take in the row of one beam; once all are there, let the search take a step. Whether it has."""
+        beams.add_row(sequence, *beam_row(result, row, beams.row_width))
+        if not beams.ready:
+            return False
+        succession = beams.advance()
+        if beams.selector.done:
+            self._end(sequence.request, "stop")
+        else:
+            self.scheduler.continue_beams(succession)
+        return True
+
+    def _end(self, request: Request, reason: FinishReason) -> None:
+        for sequence in request.sequences:
+            self.scheduler.finish(sequence, reason)
+        request.metrics.finished_time = time.perf_counter()
+        del self._collectors[request.request_id]
 
     def _check_stop(self, sequence: Sequence, collector: Collector, token: int) -> None:
         stop_reason: int | str | None

@@ -47,6 +47,6 @@ def build_batch(plan: StepPlan, token_bucket: int, max_num_seqs: int) -> StepBat
 
 def padded_lines(lines: np.ndarray, size: int, fill: int) -> np.ndarray:
     """``lines`` with ``fill`` lines appended up to ``size``."""
-    padded = np.full((size, lines.shape[1]), fill, np.int32)
+    padded = np.full((size, lines.shape[1]), fill, lines.dtype)
     padded[:len(lines)] = lines
     return padded

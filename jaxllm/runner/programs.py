@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, UInt32
 
 from jaxllm.config import EngineConfig
 from jaxllm.kv_cache import abstract_pool, block_table, pool
@@ -34,17 +34,23 @@ from jaxllm.runner.batch import StepBatch
 from jaxllm.runner.buckets import buckets
 from jaxllm.runner.host_pool import HostBlocks
 from jaxllm.sampling import (
+    MAX_LOGPROBS,
+    LogitsProcessor,
     RowTable,
     SampleOutput,
     SamplingRows,
     SamplingState,
+    SlotRow,
     TokenLogprobs,
     Variant,
+    VocabLogprobs,
     init_state,
     mask_padded_vocab,
+    mask_words,
     sample,
     set_slot,
     token_logprobs,
+    vocab_logprobs,
 )
 from pallas_kernels import paged_attention_metadata, positions_and_rows
 
@@ -58,6 +64,8 @@ SWAP_BLOCKS = 16
 """Blocks moved per call of ``read_blocks`` and ``write_blocks``."""
 PROMPT_LOGPROB_ROWS = 64
 """Prompt tokens whose logits are in memory at once."""
+VOCAB_LOGPROB_ROWS = 8
+"""Rows whose log-probabilities of the whole vocabulary are computed per call of ``vocab_logprobs``."""
 SLOW_COMPILE_SECONDS = 2.0
 
 
@@ -99,7 +107,8 @@ class Programs:
     def all_keys(self) -> list[Key]:
         """All executables there can be: the bucket formula, written out."""
         return [
-            *(Key(program, tokens) for program in ("begin", "end", "prompt_logprobs") for tokens in self.token_buckets),
+            *(Key(program, tokens) for program in ("begin", "end", "prompt_logprobs", "vocab_logprobs")
+              for tokens in self.token_buckets),
             *(Key("layers", tokens, kind) for kind in self.kinds for tokens in self.token_buckets),
             *(Key("sample", rows, variant) for variant in Variant for rows in self.row_buckets),
             *(Key(program) for program in self._single_programs),
@@ -128,7 +137,7 @@ class Programs:
     def formula(self) -> str:
         """How many executables there can be, in words."""
         tokens, rows, variants = len(self.token_buckets), len(self.row_buckets), len(Variant)
-        return (f"at most {len(self.all_keys())} executables: {3 + len(self.kinds)} programs x {tokens} token buckets "
+        return (f"at most {len(self.all_keys())} executables: {4 + len(self.kinds)} programs x {tokens} token buckets "
                 f"{self.token_buckets} + {variants} samplers x {rows} row buckets {self.row_buckets} + "
                 f"{len(self._single_programs)}")
 
@@ -149,6 +158,12 @@ class Programs:
                 logger.debug("compiled %s in %.2f s", key, time.perf_counter() - started)
             return self._executables[key]
 
+    def init_state(self) -> SamplingState:
+        """An empty sampling state."""
+        config = self.config
+        return init_state(config.max_num_seqs, self.model.config.vocab_size,
+                          num_processors=len(config.logits_processors), max_length=config.max_model_len)
+
     # The programs, as the runner calls them.
 
     def forward(self, outer: Params, layers: Sequence[Params], cache: KVPool, table: BlockTable, batch: StepBatch
@@ -166,10 +181,15 @@ class Programs:
         rows, hidden = self._run(Key("end", tokens), outer, x, batch.sample_rows)
         return written, rows, hidden
 
-    def sample(self, variant: Variant, head: Params, state: SamplingState | None, hidden: Array, rows: SamplingRows
-               ) -> tuple[SamplingState | None, SampleOutput]:
+    def sample(self, variant: Variant, head: Params, state: SamplingState | None, hidden: Array, rows: SamplingRows,
+               mask: np.ndarray | None) -> tuple[SamplingState | None, SampleOutput]:
         """Donates ``state``. The first rows of ``hidden`` are sampled, as many as the bucket of ``rows`` holds."""
-        return self._run(Key("sample", rows.num_rows, variant), head, state, hidden, rows)
+        return self._run(Key("sample", rows.num_rows, variant), head, state, hidden, rows, mask)
+
+    def vocab_logprobs(self, head: Params, state: SamplingState, hidden: Array, index: np.ndarray, rows: SamplingRows,
+                       mask: np.ndarray) -> VocabLogprobs:
+        """Log-probabilities of every token under the hidden rows of ``index``, as ``sample`` would see them."""
+        return self._run(Key("vocab_logprobs", hidden.shape[0]), head, state, hidden, index, rows, mask)
 
     def prompt_logprobs(self, head: Params, hidden: Array, first: int, targets: np.ndarray) -> TokenLogprobs:
         """Log-probabilities of ``targets`` under the hidden rows from ``first`` on."""
@@ -191,7 +211,7 @@ class Programs:
         """Donates ``cache``."""
         return self._run(Key("write_blocks"), cache, blocks, values)
 
-    def set_sampling_slot(self, state: SamplingState, slot: int, row: tuple[np.ndarray, ...]) -> SamplingState:
+    def set_sampling_slot(self, state: SamplingState, slot: int, row: SlotRow) -> SamplingState:
         """Donates ``state``."""
         return self._run(Key("set_sampling_slot"), state, np.int32(slot), row)
 
@@ -215,15 +235,23 @@ class Programs:
         return hidden[sample_rows], hidden
 
     def _sample(self, variant: Variant, head: Params, state: SamplingState | None, hidden: Float[Array, "R D"],
-                rows: SamplingRows) -> tuple[SamplingState | None, SampleOutput]:
+                rows: SamplingRows, mask: UInt32[Array, "B W"] | None) -> tuple[SamplingState | None, SampleOutput]:
         missing = rows.num_rows - hidden.shape[0]
         hidden = jnp.pad(hidden, ((0, missing), (0, 0))) if missing > 0 else hidden[:rows.num_rows]
-        return sample(self._logits(head, hidden), rows, state, variant, max_logprobs=self.config.max_logprobs)
+        return sample(self._logits(head, hidden), rows, state, variant, mask, processors=self._processors)
+
+    def _vocab_logprobs(self, head: Params, state: SamplingState, hidden: Float[Array, "T D"],
+                        index: Int[Array, " C"], rows: SamplingRows, mask: UInt32[Array, "C W"]) -> VocabLogprobs:
+        return vocab_logprobs(self._logits(head, hidden[index]), rows, state, mask, self._processors)
+
+    @property
+    def _processors(self) -> tuple[LogitsProcessor, ...]:
+        return tuple(self.config.logits_processors.values())
 
     def _prompt_logprobs(self, head: Params, hidden: Float[Array, "T D"], first: Int[Array, ""],
                          targets: Int[Array, " C"]) -> TokenLogprobs:
         rows = jax.lax.dynamic_slice_in_dim(hidden, first, targets.shape[0])
-        return token_logprobs(self._logits(head, rows), targets, self.config.max_logprobs)
+        return token_logprobs(self._logits(head, rows), targets, MAX_LOGPROBS)
 
     def _logits(self, head: Params, rows: Float[Array, "B D"]) -> Float[Array, "B V"]:
         logits = mask_padded_vocab(self.model.logits(head, rows), self.config.vocab_size)
@@ -244,11 +272,12 @@ class Programs:
             "end": (self._end, ()),
             "sample": (functools.partial(self._sample, variant), (1,)),
             "prompt_logprobs": (self._prompt_logprobs, ()),
+            "vocab_logprobs": (self._vocab_logprobs, ()),
             "update_table": (block_table.update, (0,)),
             "copy_blocks": (pool.copy_blocks, (0,)),
             "read_blocks": (pool.read_blocks, ()),
             "write_blocks": (pool.write_blocks, (0,)),
-            "set_sampling_slot": (lambda state, slot, row: set_slot(state, slot, *row), (0,)),
+            "set_sampling_slot": (set_slot, (0,)),
         }
         function, donated = programs[key.program]
         jitted = jax.jit(self._counted(key, function), donate_argnums=donated, keep_unused=True)
@@ -269,7 +298,8 @@ class Programs:
         outer, head = self.model.outer_params(params), self.model.head_params(params)
         cache = abstract_pool(self.spec, config.num_blocks, config.block_size)
         table = jax.eval_shape(lambda: block_table.empty(len(self.spec.groups), rows, config.blocks_per_sequence))
-        state = jax.eval_shape(lambda: init_state(rows, vocab))
+        state = jax.eval_shape(self.init_state)
+        words = mask_words(vocab)
         batch = StepBatch(_ints(key.bucket), _ints(rows + 1), _ints(rows), _ints(rows))
         if key.program == "begin":
             return outer, table, batch
@@ -281,9 +311,13 @@ class Programs:
             return [params["layers"][layer] for layer in range(chunk.start, chunk.stop)], x, step, cache[chunk]
         if key.program == "sample":
             hidden = jax.ShapeDtypeStruct((rows, width), self.model.dtype)
-            empty = np.zeros(0, np.int32)
-            sampling_rows = RowTable(rows).rows(empty, empty, key.bucket)
-            return head, state if key.kind == Variant.FULL else None, hidden, sampling_rows
+            variant = Variant(key.kind)  # type: ignore[arg-type]
+            mask = jax.ShapeDtypeStruct((key.bucket, words), np.uint32) if variant == Variant.MASKED else None
+            return head, state if variant >= Variant.FULL else None, hidden, _no_rows(rows, key.bucket), mask
+        if key.program == "vocab_logprobs":
+            hidden = jax.ShapeDtypeStruct((key.bucket, width), self.model.dtype)
+            mask = jax.ShapeDtypeStruct((VOCAB_LOGPROB_ROWS, words), np.uint32)
+            return head, state, hidden, _ints(VOCAB_LOGPROB_ROWS), _no_rows(rows, VOCAB_LOGPROB_ROWS), mask
         if key.program == "prompt_logprobs":
             hidden = jax.ShapeDtypeStruct((key.bucket, width), self.model.dtype)
             return head, hidden, _ints(), _ints(prompt_logprob_rows(key.bucket))
@@ -295,8 +329,8 @@ class Programs:
             return cache, _ints(SWAP_BLOCKS)
         if key.program == "write_blocks":
             return cache, _ints(SWAP_BLOCKS), abstract_pool(self.spec, SWAP_BLOCKS, config.block_size)
-        vocabulary = [jax.ShapeDtypeStruct((vocab,), dtype) for dtype in (np.int32, np.uint8, np.float32)]
-        return state, _ints(), tuple(vocabulary)
+        line = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape[1:], array.dtype), state)
+        return state, _ints(), SlotRow(line.counts, line.flags, line.bias, line.history, line.arguments)
 
 
 def layer_chunks(model: Model, layers_per_program: int) -> list[tuple[LayerKind, slice]]:
@@ -305,6 +339,11 @@ def layer_chunks(model: Model, layers_per_program: int) -> list[tuple[LayerKind,
     length = max(size for size in range(1, min(layers_per_program, layers) + 1) if layers % size == 0)
     chunks = [slice(first, first + length) for first in range(0, layers, length)]
     return [(model.layer_graphs[chunk], chunk) for chunk in chunks]
+
+
+def _no_rows(num_slots: int, bucket: int) -> SamplingRows:
+    empty = np.zeros(0, np.int32)
+    return RowTable(num_slots).rows(empty, empty, bucket)
 
 
 def _ints(*shape: int) -> Any:

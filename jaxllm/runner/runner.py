@@ -9,22 +9,35 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxllm.engine.plan import StepPlan
+from jaxllm.engine.constraints import constraint_masks
+from jaxllm.engine.plan import Sampler, StepPlan
 from jaxllm.engine.request import Sequence as RequestSequence
 from jaxllm.kv_cache import allocate_pool, block_table
 from jaxllm.models.model import Params
 from jaxllm.runner.batch import build_batch, padded_lines
 from jaxllm.runner.buckets import bucket_for
 from jaxllm.runner.host_pool import HostPool
-from jaxllm.runner.programs import BLOCK_COPIES, SWAP_BLOCKS, TABLE_CHANGES, Programs, prompt_logprob_rows
+from jaxllm.runner.programs import (
+    BLOCK_COPIES,
+    SWAP_BLOCKS,
+    TABLE_CHANGES,
+    VOCAB_LOGPROB_ROWS,
+    Programs,
+    prompt_logprob_rows,
+)
 from jaxllm.sampling import (
+    ALL_ALLOWED,
     RowTable,
     SampleOutput,
+    SamplingRows,
     SamplingState,
     TokenLogprobs,
     Variant,
-    init_state,
+    VocabLogprobs,
+    mask_words,
+    needs_prompt_vocab_logprobs,
     needs_state,
+    needs_vocab_logprobs,
     slot_row,
 )
 
@@ -40,21 +53,26 @@ class PromptLogprobs:
     first: int
     count: int
     offset: int
-    values: TokenLogprobs
+    values: TokenLogprobs | VocabLogprobs
 
 
 @dataclasses.dataclass(frozen=True)
 class StepResult:
-    """What a step produced: one line per sampler of its plan, and prompt log-probabilities where asked for."""
+    """What a step produced: one line per sampler of its plan, and prompt log-probabilities where asked for.
+
+    vocab_logprobs: by number of the sampler, a (values, line) of it: of those that need more than the short list.
+    """
 
     sampled: SampleOutput | None
     prompt_logprobs: list[PromptLogprobs]
+    vocab_logprobs: dict[int, tuple[VocabLogprobs, int]] = dataclasses.field(default_factory=dict)
 
     def fetch(self) -> StepResult:
         """Wait for the device; the same with numpy arrays."""
         return StepResult(
             jax.device_get(self.sampled),
             [dataclasses.replace(part, values=jax.device_get(part.values)) for part in self.prompt_logprobs],
+            jax.device_get(self.vocab_logprobs),
         )
 
 
@@ -68,6 +86,8 @@ class Runner:
         self.head = self.model.head_params(params)
         self.layers = [params["layers"][layer] for layer in range(self.model.config.num_layers)]
         self._rows = RowTable(self.config.max_num_seqs)
+        self._processor_names = tuple(self.config.logits_processors)
+        self._mask_words = mask_words(self.model.config.vocab_size)
         self._host_pool = HostPool(self.spec, self.config.num_swap_blocks, self.config.block_size)
         self.reset()
 
@@ -103,7 +123,10 @@ class Runner:
         batch = build_batch(plan, bucket_for(self.programs.token_buckets, plan.num_tokens), self.config.max_num_seqs)
         self.cache, rows, hidden = self.programs.forward(self.outer, self.layers, self.cache, self.table, batch)
         prompt_logprobs = list(self._prompt_logprobs(plan, batch.query_start, hidden))
-        return StepResult(self._sample(plan, rows), prompt_logprobs)
+        # Made while ``forward`` runs.
+        masks = constraint_masks([sampler.sequence.constraint for sampler in plan.samplers], self._mask_words)
+        vocab_logprobs = self._vocab_logprobs(plan, batch.sample_rows, hidden, masks)
+        return StepResult(self._sample(plan, rows, masks), prompt_logprobs, vocab_logprobs)
 
     def _swap(self, plan: StepPlan) -> None:
         """Copy blocks to host memory, waiting for them, then others back."""
@@ -119,48 +142,94 @@ class Runner:
     def _admit(self, admitted: Sequence[RequestSequence]) -> None:
         for sequence in admitted:
             request, slot = sequence.request, sequence.held_slot
-            self._rows.set_slot(slot, request.params, request.seed, sequence.index, sequence.num_prompt)
+            names = self._processor_names
+            self._rows.set_slot(
+                slot, request.params, request.seed, sequence.index, sequence.num_prompt,
+                processed=request.reports_processed,
+                processors=sum(1 << names.index(name) for name in request.params.logits_processors or ()))
             if not needs_state(request.params):
                 continue
             state = self._sampling_state()
             row = slot_row(request.params, request.prompt_token_ids, sequence.output_token_ids, request.stop_ids,
-                           self.model.config.vocab_size)
+                           self.model.config.vocab_size, banned_ids=request.banned_ids, processors=names,
+                           max_length=self.config.max_model_len)
             self.state = self.programs.set_sampling_slot(state, slot, row)
 
-    def _sample(self, plan: StepPlan, hidden: Any) -> SampleOutput | None:
+    def _sample(self, plan: StepPlan, hidden: Any, masks: np.ndarray | None) -> SampleOutput | None:
         if not plan.samplers:
             return None
-        slots = np.fromiter((sampler.slot for sampler in plan.samplers), np.int32, len(plan.samplers))
-        positions = np.fromiter(
-            (sampler.sequence.num_tokens for sampler in plan.samplers), np.int32, len(plan.samplers))
-        variant = self._rows.variant(slots, positions)
+        slots, positions = _slots_and_positions(plan.samplers)
         rows = self._rows.rows(slots, positions, bucket_for(self.programs.row_buckets, len(slots)))
-        if variant != Variant.FULL:
-            return self.programs.sample(variant, self.head, None, hidden, rows)[1]
-        self.state, sampled = self.programs.sample(variant, self.head, self._sampling_state(), hidden, rows)
+        if masks is not None:
+            masks = padded_lines(masks, rows.num_rows, ALL_ALLOWED)
+        variant = Variant.MASKED if masks is not None else self._rows.variant(slots, positions)
+        state = self._sampling_state() if variant >= Variant.FULL else None
+        state, sampled = self.programs.sample(variant, self.head, state, hidden, rows, masks)
+        if state is not None:
+            self.state = state
         return sampled
+
+    def _vocab_logprobs(self, plan: StepPlan, sample_rows: Any, hidden: Any, masks: np.ndarray | None
+                        ) -> dict[int, tuple[VocabLogprobs, int]]:
+        wanted = [number for number, sampler in enumerate(plan.samplers)
+                  if needs_vocab_logprobs(sampler.sequence.params)]
+        found: dict[int, tuple[VocabLogprobs, int]] = {}
+        for first in range(0, len(wanted), VOCAB_LOGPROB_ROWS):
+            numbers = wanted[first:first + VOCAB_LOGPROB_ROWS]
+            rows = self._rows.rows(*_slots_and_positions([plan.samplers[number] for number in numbers]),
+                                   VOCAB_LOGPROB_ROWS)
+            mask = padded_lines(masks[numbers] if masks is not None else _no_masks(self._mask_words),
+                                VOCAB_LOGPROB_ROWS, ALL_ALLOWED)
+            values = self._vocab_lines(hidden, np.asarray(sample_rows)[numbers], rows, mask)
+            found.update({number: (values, line) for line, number in enumerate(numbers)})
+        return found
+
+    def _vocab_lines(self, hidden: Any, index: np.ndarray, rows: SamplingRows, mask: np.ndarray) -> VocabLogprobs:
+        padded = np.zeros(VOCAB_LOGPROB_ROWS, np.int32)
+        padded[:len(index)] = index
+        return self.programs.vocab_logprobs(self.head, self._sampling_state(), hidden, padded, rows, mask)
 
     def _sampling_state(self) -> SamplingState:
         """The sampling state, allocated when a request first needs the full sampler."""
         if self.state is None:
-            self.state = init_state(self.config.max_num_seqs, self.model.config.vocab_size)
+            self.state = self.programs.init_state()
         return self.state
 
     def _prompt_logprobs(self, plan: StepPlan, query_start: Any, hidden: Any) -> Iterator[PromptLogprobs]:
-        size = prompt_logprob_rows(hidden.shape[0])
         for sequence, slot, start, count in zip(plan.sequences, plan.slot, plan.start, plan.count, strict=True):
             if not sequence.wants_prompt_logprobs:
                 continue
             # The hidden state at a position predicts the token after it.
             stop = min(start + count + 1, sequence.num_prompt)
+            whole = needs_prompt_vocab_logprobs(sequence.params)
+            size = VOCAB_LOGPROB_ROWS if whole else prompt_logprob_rows(hidden.shape[0])
             for chunk in range(start + 1, stop, size):
                 taken = min(size, stop - chunk)
                 row = int(query_start[slot]) + chunk - 1 - start
+                if whole:
+                    neutral = self._rows.rows(_NONE, _NONE, VOCAB_LOGPROB_ROWS)
+                    mask = padded_lines(_no_masks(self._mask_words), VOCAB_LOGPROB_ROWS, ALL_ALLOWED)
+                    yield PromptLogprobs(sequence, chunk, taken, 0, self._vocab_lines(
+                        hidden, np.arange(row, row + taken), neutral, mask))
+                    continue
                 shift = max(row + size - hidden.shape[0], 0)
                 targets = np.zeros(size, np.int32)
                 targets[shift:shift + taken] = sequence.token_ids[chunk:chunk + taken]
                 values = self.programs.prompt_logprobs(self.head, hidden, row - shift, targets)
                 yield PromptLogprobs(sequence, chunk, taken, shift, values)
+
+
+_NONE = np.zeros(0, np.int32)
+
+
+def _no_masks(words: int) -> np.ndarray:
+    return np.zeros((0, words), np.uint32)
+
+
+def _slots_and_positions(samplers: Sequence[Sampler]) -> tuple[np.ndarray, np.ndarray]:
+    """Each sampler's slot, and the position of the token that it will choose."""
+    slots = np.fromiter((sampler.slot for sampler in samplers), np.int32, len(samplers))
+    return slots, np.fromiter((sampler.sequence.num_tokens for sampler in samplers), np.int32, len(samplers))
 
 
 def _padded(blocks: np.ndarray) -> np.ndarray:
