@@ -39,7 +39,7 @@ from jaxllm.loading import (
 )
 from jaxllm.outputs import RequestOutput
 from jaxllm.progress import Bar
-from jaxllm.quantities import parse_gibibytes
+from jaxllm.quantities import parse_bytes, parse_gibibytes
 from jaxllm.request_batch import complete, stream
 from jaxllm.sampling import LogitsProcessor
 from jaxllm.sampling_params import LogprobsMode, SamplingParams
@@ -293,4 +293,4 @@ class LLM:
 def _either(ours: int | str | None, theirs: int | str | None) -> int | str | None:
     if ours is not None and theirs is not None:
         raise ParameterError("kv_cache_memory_bytes", theirs, "kv_cache_bytes is the same: give one of them")
-    return theirs if ours is None else ours
+    return ours if theirs is None else parse_bytes("kv_cache_memory_bytes", theirs)

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from jaxllm import LLM, ParameterError, SamplingParams
-from jaxllm.arguments import CHAT_ARGUMENTS, ENGINE_ARGUMENTS, GENERATE_ARGUMENTS, SAMPLING_FIELDS
+from jaxllm.arguments import CHAT_ARGUMENTS, ENGINE_ARGUMENTS, GENERATE_ARGUMENTS, PROMPT_KEYS, SAMPLING_FIELDS
 from jaxllm.arguments.table import ArgumentTable, honoured, refused
+from jaxllm.engine.prompts import encode_prompt
 
 FUNCTIONS = {
     "LLM": (ENGINE_ARGUMENTS, LLM.__init__), "generate": (GENERATE_ARGUMENTS, LLM.generate),
@@ -95,6 +96,14 @@ def test_sampling_params_keeps_the_signature_of_its_fields():
     assert list(inspect.signature(SamplingParams).parameters) == [f.name for f in dataclasses.fields(SamplingParams)]
     with pytest.raises(TypeError):
         SamplingParams(1)
+
+
+@pytest.mark.parametrize("key", [each.name for each in PROMPT_KEYS.arguments if not each.honoured])
+def test_keys_of_a_prompt_that_mean_nothing_here_are_refused(key):
+    encode_prompt({"prompt_token_ids": [1], key: None}, None)
+    with pytest.raises(ParameterError) as caught:
+        encode_prompt({"prompt_token_ids": [1], key: object()}, None)
+    assert caught.value.parameter == key
 
 
 def test_a_flag_is_not_a_number():

@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-from jaxllm.arguments.engine import CHAT_ARGUMENTS, ENGINE_ARGUMENTS, GENERATE_ARGUMENTS
+from jaxllm.arguments.engine import CHAT_ARGUMENTS, ENGINE_ARGUMENTS, GENERATE_ARGUMENTS, PROMPT_KEYS
 from jaxllm.arguments.sampling import SAMPLING_FIELDS
 from jaxllm.arguments.table import Argument, ArgumentTable, understands
 
 __all__ = [
-    "CHAT_ARGUMENTS", "ENGINE_ARGUMENTS", "GENERATE_ARGUMENTS", "SAMPLING_FIELDS", "Argument", "ArgumentTable",
-    "understands",
+    "CHAT_ARGUMENTS", "ENGINE_ARGUMENTS", "GENERATE_ARGUMENTS", "PROMPT_KEYS", "SAMPLING_FIELDS", "Argument",
+    "ArgumentTable", "understands",
 ]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxllm.arguments import CHAT_ARGUMENTS, ENGINE_ARGUMENTS, GENERATE_ARGUMENTS, SAMPLING_FIELDS
+from jaxllm.arguments import CHAT_ARGUMENTS, ENGINE_ARGUMENTS, GENERATE_ARGUMENTS, PROMPT_KEYS, SAMPLING_FIELDS
 from jaxllm.arguments.table import REQUIRED, ArgumentTable
 from jaxllm.llm import LLM
 from jaxllm.sampling_params import SamplingParams
@@ -92,6 +92,7 @@ _TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "engine_refused": lambda: _unknown(ENGINE_ARGUMENTS),
     "generate": lambda: _known(GENERATE_ARGUMENTS, LLM.generate),
     "generate_refused": lambda: _unknown(GENERATE_ARGUMENTS),
+    "prompt_refused": lambda: _unknown(PROMPT_KEYS),
     "chat": lambda: _known(CHAT_ARGUMENTS, LLM.chat),
     "chat_refused": lambda: _unknown(CHAT_ARGUMENTS),
     "sampling": _fields,

@@ -66,7 +66,7 @@ ENGINE_ARGUMENTS = ArgumentTable("LLM", [
     *refused(_HUB + "set HF_HUB_CACHE to another folder", download_dir=None),
     *refused("only configuration, tokenizer and weights are downloaded; leave it out",
              "original/**/*", ["original/**/*"], ignore_patterns=None),
-    *refused("weights are memory-mapped and streamed, with no bar; leave it out",
+    *refused("weights are read in parallel, with no bar; leave it out",
              None, {}, True, False, model_loader_extra_config={}, safetensors_load_strategy=None,
              max_parallel_loading_workers=None, use_tqdm_on_load=True, pt_load_map_location="cpu"),
     *refused(_FROM_CHECKPOINT, None, False, quantization=None, quantization_config=None,
@@ -162,6 +162,14 @@ GENERATE_ARGUMENTS = ArgumentTable("generate", [
              "give token ids", {}, tokenization_kwargs=None),
     *refused(_TEXT_ONLY, {}, mm_processor_kwargs=None),
 ], own=("raise_on_error",))
+
+PROMPT_KEYS = ArgumentTable("a prompt", [
+    *honoured(prompt=(None, ""), prompt_token_ids=(None, "with `prompt` beside it, that is only reported back")),
+    *refused("set SamplingParams.cache_salt", cache_salt=None),
+    *refused(_TEXT_ONLY, {}, multi_modal_data=None, multi_modal_uuids=None, mm_processor_kwargs=None),
+    *refused("give token ids or text", prompt_embeds=None, encoder_prompt=None, decoder_prompt=None,
+             token_type_ids=None),
+])
 
 CHAT_ARGUMENTS = ArgumentTable("chat", [
     *honoured(

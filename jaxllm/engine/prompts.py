@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxllm.arguments import PROMPT_KEYS
 from jaxllm.errors import ParameterError
 from jaxllm.tokenization import Tokenizer
 
@@ -19,9 +20,10 @@ def encode_prompt(prompt: Any, tokenizer: Tokenizer | None) -> tuple[str | None,
     allowed = 'a string, a list of token ids, {"prompt": text} or {"prompt_token_ids": ids}'
     text: str | None = None
     if isinstance(prompt, Mapping):
-        known = set(prompt) & {"prompt", "prompt_token_ids"}
-        if not known or set(prompt) - known:
+        known = {"prompt", "prompt_token_ids"}
+        if not known & set(prompt) or not all(isinstance(key, str) for key in prompt):
             raise ParameterError("prompt", dict(prompt), allowed)
+        PROMPT_KEYS.check({key: value for key, value in prompt.items() if key not in known})
         if "prompt_token_ids" in prompt:
             text, prompt = prompt.get("prompt"), prompt["prompt_token_ids"]
             if isinstance(prompt, str):

@@ -33,16 +33,17 @@ def resolve(model: str | os.PathLike[str], revision: str | None = None, *, downl
     text = os.fspath(model) if isinstance(model, str | os.PathLike) else None
     if not isinstance(text, str) or not text.strip():
         raise ParameterError("model", model, "a hub id, a folder, a .gguf file or the name of a packaged model")
-    path = Path(text).expanduser()
-    packaged = None
-    if not path.exists() and isinstance(model, str):
-        packaged = find_packaged(text)
-    if path.exists() or packaged is not None:
+    if not isinstance(revision, str | None):
+        raise ParameterError("revision", revision, "a branch, tag or commit, or None")
+    path = Path(os.path.expanduser(text))
+    exists = os.path.exists(path)  # unlike Path.exists, also for names too long to be a file's
+    packaged = find_packaged(text) if not exists and isinstance(model, str) else None
+    if exists or packaged is not None:
         if revision is not None:
             raise ParameterError("revision", revision, f"only for hub ids, and {text!r} is not one")
         return open_path(path) if packaged is None else GGUFSource(packaged_file(packaged), packaged.name)
     if not isinstance(model, str) or _looks_like_path(text):
-        raise ModelNotFoundError(f"no such file or folder: {text!r}")
+        raise ModelNotFoundError(f"no such file or folder: {_short(text)!r}")
     if not download_weights and ":" not in text:
         folder = download_configuration(text, revision)
         if (folder / "config.json").exists() and not any(folder.glob("*.safetensors")):
@@ -52,6 +53,13 @@ def resolve(model: str | os.PathLike[str], revision: str | None = None, *, downl
 
 def open_path(path: Path, name: str | None = None) -> ModelSource:
     """The checkpoint at a path that exists: a GGUF file, a Hugging Face folder, or a folder with one GGUF model."""
+    try:
+        return _open(path, name)
+    except OSError as error:
+        raise CheckpointError(f"{error.filename or path} cannot be read: {error.strerror or error}") from error
+
+
+def _open(path: Path, name: str | None) -> ModelSource:
     if path.is_file():
         if path.suffix.lower() != ".gguf":
             raise CheckpointError(f"{path} is not a model that can be read: give a .gguf file, or the folder that "
@@ -64,6 +72,10 @@ def open_path(path: Path, name: str | None = None) -> ModelSource:
         if found:
             raise CheckpointError(f"{path} has several GGUF files, give one: {', '.join(file.name for file in found)}")
     return SafetensorsSource(path, name)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def _looks_like_path(text: str) -> bool:

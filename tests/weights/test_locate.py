@@ -113,3 +113,26 @@ def test_a_file_that_is_no_model_says_what_to_give(tmp_path: Path):
     file.write_bytes(b"")
     with pytest.raises(CheckpointError, match=r"give a .gguf file, or the folder that holds"):
         resolve(file)
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "/" + "x" * 5000, "~" + "x" * 5000, "a\0b/c"])
+def test_names_that_no_file_can_have_are_not_found(name: str, no_hub: list[str]):
+    with pytest.raises((ModelNotFoundError, LookupError)):
+        resolve(name)
+    with pytest.raises(ModelNotFoundError):
+        resolve(Path(name))
+
+
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json", "model.safetensors"])
+def test_a_folder_in_place_of_a_file_is_a_checkpoint_error_that_names_it(tmp_path: Path, file: str):
+    folder = write_hf_folder(tmp_path / "folder")
+    (folder / file).unlink(missing_ok=True)
+    (folder / file).mkdir()
+    with pytest.raises(CheckpointError, match=f"{file}.*cannot be read"):
+        resolve(folder)
+
+
+@pytest.mark.parametrize("revision", [5, b"main", ["main"]])
+def test_a_revision_is_text(revision: object):
+    with pytest.raises(ParameterError, match="revision"):
+        resolve("org/name", revision)  # type: ignore[arg-type]
