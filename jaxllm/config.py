@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Mapping
 from typing import Any, Literal
 
 from jaxllm.errors import CapacityError, ParameterError
@@ -32,7 +31,7 @@ class EngineConfig:
     included. num_swap_blocks: host blocks for preempted sequences. vocab_size: ids that exist (the tokenizer's; the
     model's may be padded beyond). unused_token_ids: those among them that stand for nothing and are never sampled.
     logprobs_mode: of requests that name none. seed: what the seeds of requests that bring none derive from, with the
-    order of their arrival; ``None`` draws each from the operating system. logits_processors: JAX functions by name,
+    order of their arrival; ``None`` draws each from the operating system. logits_processors: names and JAX functions,
     compiled into the sampler (``LogitsProcessor``).
     """
 
@@ -49,7 +48,7 @@ class EngineConfig:
     logprobs_mode: LogprobsMode = "raw_logprobs"
     seed: int | None = None
     unused_token_ids: tuple[int, ...] = ()
-    logits_processors: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    logits_processors: tuple[tuple[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
         check_int("max_num_seqs", self.max_num_seqs, 1, MAX_NUM_SEQS)
@@ -66,6 +65,11 @@ class EngineConfig:
             raise ParameterError("enable_prefix_caching", self.enable_prefix_caching, "True or False")
         if self.scheduling_policy not in ("fcfs", "priority"):
             raise ParameterError("scheduling_policy", self.scheduling_policy, "'fcfs' or 'priority'")
+
+    @property
+    def processor_names(self) -> tuple[str, ...]:
+        """Of the logits processors, in the order in which they apply."""
+        return tuple(name for name, _ in self.logits_processors)
 
     @property
     def blocks_per_sequence(self) -> int:

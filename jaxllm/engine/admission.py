@@ -61,8 +61,8 @@ class Admission:
             if getattr(params, name) and self.tokenizer is None:
                 raise ParameterError(name, getattr(params, name), "needs a tokenizer, which this engine does not have")
         for processor in params.logits_processors or ():
-            if processor not in self.config.logits_processors:
-                known = ", ".join(map(repr, self.config.logits_processors)) or "none"
+            if processor not in self.config.processor_names:
+                known = ", ".join(map(repr, self.config.processor_names)) or "none"
                 raise ParameterError("logits_processors", processor, f"the engine's processors are: {known}")
 
     def _truncated(self, token_ids: Sequence[int] | np.ndarray, params: SamplingParams) -> Sequence[int] | np.ndarray:

@@ -246,7 +246,7 @@ class Programs:
 
     @property
     def _processors(self) -> tuple[LogitsProcessor, ...]:
-        return tuple(self.config.logits_processors.values())
+        return tuple(processor for _, processor in self.config.logits_processors)
 
     def _prompt_logprobs(self, head: Params, hidden: Float[Array, "T D"], first: Int[Array, ""],
                          targets: Int[Array, " C"]) -> TokenLogprobs:

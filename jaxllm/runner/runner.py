@@ -86,7 +86,7 @@ class Runner:
         self.head = self.model.head_params(params)
         self.layers = [params["layers"][layer] for layer in range(self.model.config.num_layers)]
         self._rows = RowTable(self.config.max_num_seqs)
-        self._processor_names = tuple(self.config.logits_processors)
+        self._processor_names = self.config.processor_names
         self._mask_words = mask_words(self.model.config.vocab_size)
         self._host_pool = HostPool(self.spec, self.config.num_swap_blocks, self.config.block_size)
         self.reset()

@@ -39,8 +39,8 @@ LogitsProcessor = Callable[[Float[Array, " V"], LogitsState], Float[Array, " V"]
 """A pure JAX function of float32 logits ``[V]`` and a ``LogitsState``, to logits ``[V]``."""
 
 
-def check_processors(processors: Any, vocab_size: int, max_length: int) -> Mapping[str, LogitsProcessor]:
-    """The processors, each tried on abstract arguments; ``ParameterError`` for one that cannot work."""
+def check_processors(processors: Any, vocab_size: int, max_length: int) -> tuple[tuple[str, LogitsProcessor], ...]:
+    """The processors with their names, each tried on abstract arguments; ``ParameterError`` for one that cannot work."""
     allowed = f"a mapping from at most {MAX_PROCESSORS} names to JAX functions (logits, state) -> logits"
     if not isinstance(processors, Mapping) or len(processors) > MAX_PROCESSORS:
         raise ParameterError("logits_processors", processors, allowed)
@@ -55,7 +55,7 @@ def check_processors(processors: Any, vocab_size: int, max_length: int) -> Mappi
                                  f"a function that JAX can trace; it raised {type(error).__name__}: {error}") from error
         if getattr(result, "shape", None) != (vocab_size,) or not jnp.issubdtype(result.dtype, jnp.floating):
             raise ParameterError(f"logits_processors[{name!r}]", result, f"a result of float32[{vocab_size}]")
-    return dict(processors)
+    return tuple(processors.items())
 
 
 def _abstract_arguments(vocab_size: int, max_length: int) -> tuple[jax.ShapeDtypeStruct, LogitsState]:
