@@ -174,10 +174,9 @@ class BlockManager:
         holding = self._holdings[sequence]
         if holding.generation != self._generation:
             return False
-        computed = min(sequence.num_computed, sequence.num_tokens - 1)
-        columns = -(-computed // self.block_size)
+        columns = -(-sequence.num_computed // self.block_size)
         tables = [table[:columns] for table in holding.tables]
-        return self.swap.keep(sequence, computed, tables, self._pool.key)
+        return self.swap.keep(sequence, sequence.num_computed, tables, self._pool.key)
 
     def grow(self, sequence: Sequence, end: int) -> bool:
         """Make the slots of tokens ``num_computed .. end - 1`` the sequence's own to write.
