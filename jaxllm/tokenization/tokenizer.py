@@ -95,6 +95,21 @@ class Tokenizer:
             encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [self._with_one_bos(encoding.ids) if add_special_tokens else encoding.ids for encoding in encodings]
 
+    def encode_with_spans(self, text: str) -> tuple[list[int], list[tuple[int, int] | None]]:
+        """``encode(text)``, and for each token the characters of the text that it stands for, ``(start, end)``.
+
+        ``None`` for BOS and EOS that the tokenizer adds. The tokens of a character in pieces all have its span; spaces
+        at the beginning of a token may be missing from its span, its end never is.
+        """
+        _check_text(text)
+        with self._encode_lock:
+            self.backend.encode_special_tokens = False
+            encoding = self.backend.encode(text)
+        ids = self._with_one_bos(encoding.ids)
+        pairs = zip(encoding.offsets, encoding.special_tokens_mask, strict=True)
+        spans = [None if added else span for span, added in pairs]
+        return ids, spans[len(spans) - len(ids):]
+
     def _with_one_bos(self, ids: list[int]) -> list[int]:
         """Without the BOS that was added before a text that spells one itself."""
         return ids[1:] if self._adds_bos and ids[:2] == [self.bos_token_id, self.bos_token_id] else ids

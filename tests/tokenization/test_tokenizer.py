@@ -101,3 +101,25 @@ def test_a_decoder_that_is_not_understood_is_refused() -> None:
     backend.decoder = decoders.CTC()
     with pytest.raises(UnsupportedModelError, match=r"CTC.*ByteLevel"):
         Tokenizer(backend)
+
+
+def test_spans_are_the_characters_that_each_token_stands_for(smollm2: Tokenizer, gemma3: Tokenizer) -> None:
+    text = "The answer is 42\n\n 🙂 ꙮ<|im_end|>é"
+    for tokenizer in (smollm2, gemma3):
+        ids, spans = tokenizer.encode_with_spans(text)
+        assert ids == tokenizer.encode(text)
+        assert (spans[0] is None) == (ids[0] == 2 and tokenizer is gemma3)
+        data = b""
+        for token, span in zip(ids, spans, strict=True):
+            if span is not None:
+                data += tokenizer.token_bytes(token)
+                # All of the text to the end of the span, but for bytes of its last character that are still to come.
+                assert text[: span[1]].encode().startswith(data)
+                assert len(text[: span[1] - 1].encode()) < len(data)
+        assert data.decode() == text
+
+
+def test_spans_match_when_the_text_spells_the_bos_that_would_be_added(gemma3: Tokenizer) -> None:
+    ids, spans = gemma3.encode_with_spans("<bos>a")
+    assert ids == gemma3.encode("a")
+    assert spans == [(0, 5), (5, 6)]

@@ -1,0 +1,180 @@
+"""Log-likelihoods of continuations: how probable a model finds a text after another."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from jaxllm.errors import ParameterError
+from jaxllm.outputs import OutputError, RequestOutput
+from jaxllm.sampling_params import SamplingParams
+from jaxllm.tokenization import Tokenizer
+
+if TYPE_CHECKING:
+    from jaxllm.llm import LLM
+
+Text = str | Sequence[int]
+"""Text, or the token ids of one."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EncodedPair:
+    """A context and its continuation as one sequence of token ids; the continuation begins at ``start``, ``>= 1``."""
+
+    token_ids: tuple[int, ...]
+    start: int
+
+    @property
+    def continuation_ids(self) -> tuple[int, ...]:
+        """The tokens whose log-probabilities count."""
+        return self.token_ids[self.start:]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Score:
+    """How probable a continuation is after its context.
+
+    logprob: natural log of its probability, the sum of ``token_logprobs``; ``None`` with an error.
+    num_tokens: its length in tokens.
+    is_greedy: whether greedy sampling from the context gives just this continuation.
+    token_ids, token_logprobs: its tokens, and the float32 log-softmax of the raw logits at each.
+    error: why there is none; the other pairs have theirs.
+    """
+
+    logprob: float | None
+    num_tokens: int = 0
+    is_greedy: bool = False
+    token_ids: tuple[int, ...] = ()
+    token_logprobs: tuple[float, ...] = ()
+    error: OutputError | None = None
+
+
+def encode_pair(tokenizer: Tokenizer | None, context: Text, continuation: Text) -> EncodedPair:
+    """Encode a context and its continuation together, and say where the continuation begins.
+
+    Both are texts or both token ids; ids are joined as they are. Texts are joined and encoded as one, with the special
+    tokens that the tokenizer adds in front, so that the tokens are those of the whole text:
+
+    - whitespace at the end of the context is moved to the beginning of the continuation, where most tokenizers have it
+      (as in EleutherAI's lm-evaluation-harness);
+    - a token that holds characters of both belongs to the continuation;
+    - an empty context is the BOS token, or EOS where the model has no BOS;
+    - EOS that the tokenizer adds at the end is left out.
+
+    Raises ``ParameterError`` for an empty continuation, or an empty context that no token can stand for.
+    """
+    if isinstance(context, str) and isinstance(continuation, str):
+        if tokenizer is None:
+            raise ParameterError("context", context, "token ids, for an engine without a tokenizer")
+        ids, start = _encode_texts(tokenizer, context, continuation)
+    elif isinstance(context, str) or isinstance(continuation, str):
+        raise ParameterError("continuation", continuation, "a text if the context is one, token ids if it is not")
+    else:
+        ids = _token_ids("context", context)
+        start = len(ids)
+        ids += _token_ids("continuation", continuation)
+    if start == len(ids):
+        raise ParameterError("continuation", continuation, "at least one token")
+    if start == 0:
+        ids.insert(0, _stand_in(tokenizer))
+        start = 1
+    return EncodedPair(tuple(ids), start)
+
+
+def score(llm: LLM, contexts: Sequence[Text], continuations: Sequence[Text], *, use_tqdm: Any = True) -> list[Score]:
+    """The log-likelihood of each continuation after its context, in their order; see ``encode_pair``.
+
+    A pair that cannot be scored, for instance one longer than ``max_model_len - 1`` tokens, carries its error and the
+    others are scored. Pairs of one context are run so that the later ones find it in the prefix cache.
+
+    use_tqdm: as in ``LLM.generate``.
+    """
+    for name, texts in (("contexts", contexts), ("continuations", continuations)):
+        if isinstance(texts, str | bytes) or not hasattr(texts, "__len__"):
+            raise ParameterError(name, texts, "a list, with as many contexts as continuations")
+    if len(contexts) != len(continuations):
+        raise ParameterError("continuations", f"a list of {len(continuations)}",
+                             f"one for each of the {len(contexts)} contexts")
+    scores: list[Score | None] = [None] * len(contexts)
+    pairs: dict[int, EncodedPair] = {}
+    for number, (context, continuation) in enumerate(zip(contexts, continuations, strict=True)):
+        try:
+            pairs[number] = encode_pair(llm.tokenizer, context, continuation)
+        except ParameterError as error:
+            scores[number] = _failed(OutputError(type(error).__name__, str(error), error.parameter))
+    order = _context_by_context(pairs, llm.engine.config.max_num_seqs)
+    prompts = [{"prompt_token_ids": list(pairs[number].token_ids)} for number in order]
+    params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1, detokenize=False)
+    outputs = llm.generate(prompts, params, use_tqdm=use_tqdm)
+    for number, output in zip(order, outputs, strict=True):
+        scores[number] = _score_of(pairs[number], output)
+    return [found for found in scores if found is not None]
+
+
+def _encode_texts(tokenizer: Tokenizer, context: str, continuation: str) -> tuple[list[int], int]:
+    boundary = len(context.rstrip())
+    ids, spans = tokenizer.encode_with_spans(context + continuation)
+    while spans and spans[-1] is None:
+        spans.pop()
+    del ids[len(spans):]
+    ends = [0 if span is None else span[1] for span in spans]
+    return ids, next((index for index, end in enumerate(ends) if end > boundary), len(ids))
+
+
+def _token_ids(name: str, ids: Any) -> list[int]:
+    """Ids as plain integers; what they may be is the engine's to check."""
+    if isinstance(ids, bytes | Mapping) or not hasattr(ids, "__iter__"):
+        raise ParameterError(name, ids, "a text or a list of token ids")
+    found = list(ids)
+    for token in found:
+        if isinstance(token, bool) or not hasattr(token, "__index__"):
+            raise ParameterError(name, token, "token ids are integers")
+    return [token.__index__() for token in found]
+
+
+def _stand_in(tokenizer: Tokenizer | None) -> int:
+    """The token that an empty context is."""
+    for token in () if tokenizer is None else (tokenizer.bos_token_id, tokenizer.eos_token_id):
+        if token is not None:
+            return token
+    raise ParameterError("context", "", "not empty: the model has neither BOS nor EOS to put in its place")
+
+
+def _context_by_context(pairs: dict[int, EncodedPair], window: int) -> list[int]:
+    """An order in which a context's later pairs come when the first has been computed, and not much later.
+
+    Of so many contexts at a time as run at once: first one pair of each, then the others.
+    """
+    by_context: dict[tuple[int, ...], list[int]] = {}
+    for number, pair in pairs.items():
+        by_context.setdefault(pair.token_ids[:pair.start], []).append(number)
+    groups = list(by_context.values())
+    order: list[int] = []
+    for first in range(0, len(groups), window):
+        part = groups[first:first + window]
+        order += [numbers[0] for numbers in part]
+        order += [number for numbers in part for number in numbers[1:]]
+    return order
+
+
+def _score_of(pair: EncodedPair, output: RequestOutput) -> Score:
+    if output.error is not None:
+        return _failed(output.error)
+    lines = (output.prompt_logprobs or [])[pair.start:]
+    if len(lines) != len(pair.continuation_ids):
+        return _failed(OutputError("KeyboardInterrupt", "the request was ended before its prompt was computed"))
+    entries = [(line or {})[token] for token, line in zip(pair.continuation_ids, lines, strict=True)]
+    logprobs = tuple(entry.logprob for entry in entries)
+    return Score(
+        logprob=sum(logprobs),
+        num_tokens=len(logprobs),
+        # With the most likely token asked for, a line of one entry is that of the most likely token.
+        is_greedy=all(len(line or {}) == 1 for line in lines),
+        token_ids=pair.continuation_ids,
+        token_logprobs=logprobs,
+    )
+
+
+def _failed(error: OutputError) -> Score:
+    return Score(logprob=None, error=error)
