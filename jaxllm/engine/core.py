@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterable
 from typing import Any, Protocol
 
 from jaxllm.beam_search import BeamSearchParams
-from jaxllm.config import EngineConfig
+from jaxllm.config import EngineConfig, check_int
 from jaxllm.engine.admission import Admission
 from jaxllm.engine.beam_admission import beam_row, prepare_search
 from jaxllm.engine.beam_collector import BeamCollector
@@ -29,6 +29,7 @@ from jaxllm.engine.stopping import check_stop
 from jaxllm.errors import EngineError, ParameterError
 from jaxllm.interrupt import HeldInterrupts
 from jaxllm.outputs import FinishReason, OutputError, RequestOutput
+from jaxllm.runner.weights import Weights
 from jaxllm.sampling import NO_TOKEN
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.tokenization import Tokenizer
@@ -42,6 +43,16 @@ class StepRunner(Protocol):
 
     def execute(self, plan: StepPlan) -> Any:
         """Run a plan; a ``runner.StepResult`` with numpy arrays."""
+
+    @property
+    def weights(self) -> Weights:
+        """The model's parameters."""
+
+    def sleep(self, level: int) -> None:
+        """Give back memory."""
+
+    def wake_up(self) -> None:
+        """Undo ``sleep``."""
 
     def compile_all(self) -> None:
         """Compile every program."""
@@ -82,6 +93,8 @@ class Engine:
         self._collectors: dict[str, Collector] = {}
         self._numbers = itertools.count()
         self._num_added = 0
+        self._asleep = False
+        self._has_weights = True
         self._stats_log = stats_log
         self._lock = threading.RLock()
         # Held, inside _lock, while a step's results are recorded: outputs can be made while the next step runs.
@@ -106,6 +119,7 @@ class Engine:
         else:
             make = self._admission.prepare(prompt, params)
         with self._lock, HeldInterrupts():
+            self._require_awake()
             seed = None if self.config.seed is None else derived_seed(self.config.seed, self._num_added)
             request = make(self._new_id() if request_id is None else request_id, seed)
             if isinstance(params, BeamSearchParams):
@@ -191,6 +205,60 @@ class Engine:
             self._close(collector)
             _notify([collector])
             return collector.output()
+
+    @property
+    def params(self) -> Any:
+        """The model's parameters, a nested dict of arrays in the model's own layout."""
+        return self._runner.weights.params
+
+    def update_params(self, params: Any) -> None:
+        """Take other parameters of the same structure and shapes; nothing is compiled anew.
+
+        Arrays are converted to the model's dtypes, and used as they are where they have them. No cached prefix outlives
+        the change. ``ParameterError`` for parameters that do not fit, which change nothing; ``EngineError`` while
+        requests are unfinished.
+        """
+        with self._lock, HeldInterrupts():
+            self._require_idle("update_params")
+            self._runner.weights.replace(params)
+            self._has_weights = True
+            self.scheduler.blocks.bump_weight_version()
+
+    def sleep(self, level: int = 1) -> None:
+        """Give back the memory of the KV cache, and on accelerators of the weights.
+
+        level: 1 keeps the weights in host memory, where a CPU has them anyway; 2 drops them. ``EngineError`` while
+        requests are unfinished. Requests are refused until ``wake_up``, and after level 2 until ``update_params``.
+        """
+        check_int("level", level, 1, 2)
+        with self._lock, HeldInterrupts():
+            self._require_idle("sleep")
+            if not self._asleep:
+                self._asleep, self._has_weights = True, level == 1
+                self.scheduler.blocks.bump_weight_version()
+                self._runner.sleep(level)
+
+    def wake_up(self) -> None:
+        """End ``sleep``, with an empty cache."""
+        with self._lock, HeldInterrupts():
+            if self._asleep:
+                self._runner.wake_up()
+                self._asleep = False
+
+    @property
+    def is_sleeping(self) -> bool:
+        """Whether ``sleep`` was called and ``wake_up`` was not."""
+        return self._asleep
+
+    def _require_idle(self, name: str) -> None:
+        if self.has_unfinished():
+            raise EngineError(f"{name} needs an engine without unfinished requests: run them to the end, or abort them")
+
+    def _require_awake(self) -> None:
+        if self._asleep:
+            raise EngineError("the engine sleeps: call wake_up first")
+        if not self._has_weights:
+            raise EngineError("the engine has no weights since it slept at level 2: call update_params first")
 
     def compile_all(self) -> None:
         """Compile every program that any batch can need."""

@@ -25,6 +25,7 @@ from jaxllm.runner.programs import (
     Programs,
     prompt_logprob_rows,
 )
+from jaxllm.runner.weights import Weights
 from jaxllm.sampling import (
     ALL_ALLOWED,
     RowTable,
@@ -82,9 +83,7 @@ class Runner:
     def __init__(self, programs: Programs, params: Params) -> None:
         self.programs = programs
         self.model, self.spec, self.config = programs.model, programs.spec, programs.config
-        self.outer = self.model.outer_params(params)
-        self.head = self.model.head_params(params)
-        self.layers = [params["layers"][layer] for layer in range(self.model.config.num_layers)]
+        self.weights = Weights(self.model, params)
         self._rows = RowTable(self.config.max_num_seqs)
         self._processor_names = self.config.processor_names
         self._mask_words = mask_words(self.model.config.vocab_size)
@@ -97,6 +96,20 @@ class Runner:
         self.table = block_table.empty(
             len(self.spec.groups), self.config.max_num_seqs, self.config.blocks_per_sequence)
         self.state: SamplingState | None = None
+
+    def sleep(self, level: int) -> None:
+        """Give back the memory of the cache and the sampling state, and of the weights: at level 1 they go to host
+        memory, at level 2 they are dropped."""
+        if level == 1:
+            self.weights.put_aside()
+        else:
+            self.weights.drop()
+        self.cache, self.state = [], None
+
+    def wake_up(self) -> None:
+        """Undo ``sleep``, with an empty cache; weights that were dropped stay away until ``weights.replace``."""
+        self.reset()
+        self.weights.take_back()
 
     def compile_all(self) -> None:
         """Compile every program, so that no step has to wait for one."""
@@ -121,7 +134,8 @@ class Runner:
         for changes in _chunks(plan.table_updates, TABLE_CHANGES, -1):
             self.table = self.programs.update_table(self.table, changes)
         batch = build_batch(plan, bucket_for(self.programs.token_buckets, plan.num_tokens), self.config.max_num_seqs)
-        self.cache, rows, hidden = self.programs.forward(self.outer, self.layers, self.cache, self.table, batch)
+        self.cache, rows, hidden = self.programs.forward(
+            self.weights.outer, self.weights.layers, self.cache, self.table, batch)
         prompt_logprobs = list(self._prompt_logprobs(plan, batch.query_start, hidden))
         # Made while ``forward`` runs.
         masks = constraint_masks([sampler.sequence.constraint for sampler in plan.samplers], self._mask_words)
@@ -164,7 +178,7 @@ class Runner:
             masks = padded_lines(masks, rows.num_rows, ALL_ALLOWED)
         variant = Variant.MASKED if masks is not None else self._rows.variant(slots, positions)
         state = self._sampling_state() if variant >= Variant.FULL else None
-        state, sampled = self.programs.sample(variant, self.head, state, hidden, rows, masks)
+        state, sampled = self.programs.sample(variant, self.weights.head, state, hidden, rows, masks)
         if state is not None:
             self.state = state
         return sampled
@@ -187,7 +201,7 @@ class Runner:
     def _vocab_lines(self, hidden: Any, index: np.ndarray, rows: SamplingRows, mask: np.ndarray) -> VocabLogprobs:
         padded = np.zeros(VOCAB_LOGPROB_ROWS, np.int32)
         padded[:len(index)] = index
-        return self.programs.vocab_logprobs(self.head, self._sampling_state(), hidden, padded, rows, mask)
+        return self.programs.vocab_logprobs(self.weights.head, self._sampling_state(), hidden, padded, rows, mask)
 
     def _sampling_state(self) -> SamplingState:
         """The sampling state, allocated when a request first needs the full sampler."""
@@ -215,7 +229,7 @@ class Runner:
                 shift = max(row + size - hidden.shape[0], 0)
                 targets = np.zeros(size, np.int32)
                 targets[shift:shift + taken] = sequence.token_ids[chunk:chunk + taken]
-                values = self.programs.prompt_logprobs(self.head, hidden, row - shift, targets)
+                values = self.programs.prompt_logprobs(self.weights.head, hidden, row - shift, targets)
                 yield PromptLogprobs(sequence, chunk, taken, shift, values)
 
 
