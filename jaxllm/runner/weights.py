@@ -1,0 +1,83 @@
+"""``Weights``: a model's parameters on the device, replaced as a whole, put aside or dropped while the engine sleeps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxllm.errors import EngineError, ParameterError
+from jaxllm.models.model import Model, Params
+
+_SHOWN = 5
+
+
+class Weights:
+    """outer, head: the model's ``outer_params`` and ``head_params``; layers: each layer's own."""
+
+    def __init__(self, model: Model, params: Params) -> None:
+        self._model = model
+        self._asleep: Params | None = None
+        self.present = False
+        self.replace(params)
+
+    def replace(self, params: Params) -> None:
+        """Take other parameters of the same structure and shapes, converted to the model's dtypes.
+
+        Arrays that are in place already are used as they are. ``ParameterError`` says what does not fit; the old ones
+        then stay.
+        """
+        placed = check_params(self._model, params)
+        self.outer = self._model.outer_params(placed)
+        self.head = self._model.head_params(placed)
+        self.layers = [placed["layers"][layer] for layer in range(self._model.config.num_layers)]
+        self.present, self._asleep = True, None
+
+    @property
+    def params(self) -> Params:
+        """The parameters as a nested dict; ``EngineError`` while there are none."""
+        if not self.present:
+            raise EngineError("the engine has no weights: wake it up, or give it some with update_params")
+        return {**self.outer, "layers": dict(enumerate(self.layers))}
+
+    def put_aside(self) -> None:
+        """Move them to host memory."""
+        self._asleep = jax.tree.map(np.asarray, self.params)
+        self._forget()
+
+    def drop(self) -> None:
+        """Forget them."""
+        self._asleep = None
+        self._forget()
+
+    def take_back(self) -> None:
+        """Undo ``put_aside``."""
+        if self._asleep is not None:
+            self.replace(self._asleep)
+
+    def _forget(self) -> None:
+        self.outer, self.head, self.layers, self.present = {}, {}, [], False
+
+
+def check_params(model: Model, params: Any) -> Params:
+    """The parameters as JAX arrays of the model's dtypes, if they fit it; else ``ParameterError`` with what does not."""
+    leaves = {".".join(str(_key(part)) for part in path): leaf
+              for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]}
+    missing, unknown = model.specs.keys() - leaves.keys(), leaves.keys() - model.specs.keys()
+    wrong = [f"{path} has shape {np.shape(leaves[path])}, not {spec.shape}" for path, spec in model.specs.items()
+             if path in leaves and np.shape(leaves[path]) != spec.shape]
+    problems = [*(f"{path} is missing" for path in sorted(missing)), *(f"{path} is unknown" for path in sorted(unknown)),
+                *wrong]
+    if problems:
+        more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
+        raise ParameterError("params", f"{len(leaves)} arrays", "the model's tree of parameters: "
+                             + "; ".join(problems[:_SHOWN]) + more)
+    treedef = jax.tree.structure(params)
+    placed = [jnp.asarray(leaf, model.specs[path].dtype) for path, leaf in leaves.items()]
+    return jax.tree.unflatten(treedef, placed)
+
+
+def _key(part: Any) -> Any:
+    return getattr(part, "key", getattr(part, "idx", part))
