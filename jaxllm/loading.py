@@ -17,11 +17,21 @@ from jaxllm.models.model import Model, Params, build_model, nest
 from jaxllm.models.registry import Family, family_of
 from jaxllm.platform import resolve_dtype
 from jaxllm.runner.buckets import bucket_for
-from jaxllm.runner.programs import Key, Programs
+from jaxllm.runner.keys import Key
+from jaxllm.runner.programs import Programs
 from jaxllm.sampling import needs_state, variant_of
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.tokenization import Tokenizer, load_tokenizer
-from jaxllm.weights import GGUFSource, ModelSource, Piece, SafetensorsSource, check_checkpoint, load_params, resolve
+from jaxllm.weights import (
+    ConfigSource,
+    GGUFSource,
+    ModelSource,
+    Piece,
+    SafetensorsSource,
+    check_checkpoint,
+    load_params,
+    resolve,
+)
 from jaxllm.weights.safetensors import read_json
 
 logger = logging.getLogger("jaxllm")
@@ -41,13 +51,20 @@ def open_source(model: Any, revision: str | None = None, load_format: str = "aut
     """The checkpoint that is meant, its headers read. load_format: one of ``LOAD_FORMATS``, or ``ParameterError``."""
     if not isinstance(load_format, str) or load_format not in LOAD_FORMATS:
         raise ParameterError("load_format", load_format, "one of " + ", ".join(map(repr, LOAD_FORMATS)))
-    source = model
-    if not isinstance(model, ModelSource):
+    if isinstance(model, ModelSource):
+        source = model
+    elif load_format == "dummy" and isinstance(model, str | os.PathLike) and _is_hf_folder(model):
+        source = ConfigSource(Path(model))
+    else:
         source = resolve(model, revision, download_weights=load_format != "dummy")
     wanted = LOAD_FORMATS[load_format]
     if wanted is not None and not isinstance(source, wanted):
         raise ParameterError("load_format", load_format, f"{source.path} has another format; leave it at 'auto'")
     return source
+
+
+def _is_hf_folder(path: str | os.PathLike[str]) -> bool:
+    return os.path.exists(os.path.join(path, "config.json"))
 
 
 def read_tokenizer(source: ModelSource, tokenizer: TokenizerChoice = None, revision: str | None = None) -> Tokenizer:
