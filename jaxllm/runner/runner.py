@@ -17,14 +17,14 @@ from jaxllm.models.model import Params
 from jaxllm.runner.batch import build_batch, padded_lines
 from jaxllm.runner.buckets import bucket_for
 from jaxllm.runner.host_pool import HostPool
-from jaxllm.runner.programs import (
+from jaxllm.runner.keys import (
     BLOCK_COPIES,
     SWAP_BLOCKS,
     TABLE_CHANGES,
     VOCAB_LOGPROB_ROWS,
-    Programs,
     prompt_logprob_rows,
 )
+from jaxllm.runner.programs import Programs
 from jaxllm.runner.weights import Weights
 from jaxllm.sampling import (
     ALL_ALLOWED,

@@ -1,4 +1,4 @@
-"""``Weights``: a model's parameters on the device, replaced as a whole, put aside or dropped while the engine sleeps."""
+"""``Weights``: a model's parameters on the device, replaced as a whole, put aside or dropped."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ class Weights:
 
 
 def check_params(model: Model, params: Any) -> Params:
-    """The parameters as JAX arrays of the model's dtypes, if they fit it; else ``ParameterError`` with what does not."""
+    """The parameters as JAX arrays of the model's dtypes; ``ParameterError`` says which do not fit it."""
     leaves = {".".join(str(_key(part)) for part in path): leaf
               for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]}
     missing, unknown = model.specs.keys() - leaves.keys(), leaves.keys() - model.specs.keys()
     wrong = [f"{path} has shape {np.shape(leaves[path])}, not {spec.shape}" for path, spec in model.specs.items()
              if path in leaves and np.shape(leaves[path]) != spec.shape]
-    problems = [*(f"{path} is missing" for path in sorted(missing)), *(f"{path} is unknown" for path in sorted(unknown)),
-                *wrong]
+    problems = [f"{path} is missing" for path in sorted(missing)]
+    problems += [*(f"{path} is unknown" for path in sorted(unknown)), *wrong]
     if problems:
         more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
         raise ParameterError("params", f"{len(leaves)} arrays", "the model's tree of parameters: "

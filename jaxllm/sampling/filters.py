@@ -94,7 +94,7 @@ def _last_reaching(
 ) -> tuple[Float[Array, " B"], Int[Array, " B"]]:
     """The (logit, id) of the last token in the shortest prefix of the preference order whose measure reaches the goal.
 
-    By bisection on the floats' ordered bits, then on the ids of ties. measure: ``[B]`` from the set of tokens ``[B, V]``,
+    By bisection on the floats' ordered bits, then on the ids of ties. measure: ``[B]`` from a set of tokens ``[B, V]``,
     never smaller for a larger set. Rows that are ``off`` give anything.
     stop_when_equal: a threshold that splits off a set of just the goal's measure may stand, with an id past the last,
     for the token: right where every token adds to the measure.

@@ -1,0 +1,109 @@
+"""What the programs of a step compute: pure functions of arrays."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, UInt32
+
+from jaxllm.config import EngineConfig
+from jaxllm.kv_cache import block_table, pool
+from jaxllm.kv_cache.block_table import BlockTable
+from jaxllm.models.decoder import StepContext
+from jaxllm.models.model import Model, Params
+from jaxllm.runner.batch import StepBatch
+from jaxllm.runner.keys import Key
+from jaxllm.sampling import (
+    MAX_LOGPROBS,
+    LogitsProcessor,
+    SampleOutput,
+    SamplingRows,
+    SamplingState,
+    TokenLogprobs,
+    Variant,
+    VocabLogprobs,
+    mask_padded_vocab,
+    sample,
+    set_slot,
+    token_logprobs,
+    vocab_logprobs,
+)
+from pallas_kernels import paged_attention_metadata, positions_and_rows
+
+
+@dataclasses.dataclass(frozen=True)
+class StepFunctions:
+    """The functions for a model and an engine's sizes."""
+
+    model: Model
+    config: EngineConfig
+
+    def of(self, key: Key) -> tuple[Callable[..., Any], tuple[int, ...]]:
+        """A program's function, and which of its arguments it may reuse the memory of."""
+        graphs = key.kind if isinstance(key.kind, tuple) else ()
+        variant = key.kind if isinstance(key.kind, Variant) else Variant.GREEDY
+        functions: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
+            "begin": (self.begin, ()),
+            "layers": (functools.partial(self.model.run_layers, graphs), (1, 3)),
+            "end": (self.end, ()),
+            "sample": (functools.partial(self.sample, variant), (1,)),
+            "prompt_logprobs": (self.prompt_logprobs, ()),
+            "vocab_logprobs": (self.vocab_logprobs, ()),
+            "update_table": (block_table.update, (0,)),
+            "copy_blocks": (pool.copy_blocks, (0,)),
+            "read_blocks": (pool.read_blocks, ()),
+            "write_blocks": (pool.write_blocks, (0,)),
+            "set_sampling_slot": (set_slot, (0,)),
+        }
+        return functions[key.program]
+
+    def begin(self, outer: Params, table: BlockTable, batch: StepBatch) -> tuple[Float[Array, "T D"], StepContext]:
+        """The residual stream's beginning, and what the layers share."""
+        size = self.config.block_size
+        tokens = batch.token_ids.shape[0]
+        where = positions_and_rows(batch.query_start, batch.lengths, tokens)
+        slots = block_table.slots(table, 0, where.rows, where.positions, where.valid, size)
+        attention = paged_attention_metadata(table.blocks[0], batch.query_start, batch.lengths, tokens, size)
+        return self.model.embed(outer, batch.token_ids), self.model.step_context(where.positions, slots, attention)
+
+    def end(self, outer: Params, x: Float[Array, "T D"], sample_rows: Int[Array, " R"]
+            ) -> tuple[Float[Array, "R D"], Float[Array, "T D"]]:
+        """The hidden rows to sample from, and all of them."""
+        hidden = self.model.finish(outer, x)
+        return hidden[sample_rows], hidden
+
+    def sample(self, variant: Variant, head: Params, state: SamplingState | None, hidden: Float[Array, "R D"],
+               rows: SamplingRows, mask: UInt32[Array, "B W"] | None) -> tuple[SamplingState | None, SampleOutput]:
+        """A token for each row."""
+        missing = rows.num_rows - hidden.shape[0]
+        hidden = jnp.pad(hidden, ((0, missing), (0, 0))) if missing > 0 else hidden[:rows.num_rows]
+        return sample(self._logits(head, hidden), rows, state, variant, mask, processors=self._processors)
+
+    def vocab_logprobs(self, head: Params, state: SamplingState, hidden: Float[Array, "T D"],
+                       index: Int[Array, " C"], rows: SamplingRows, mask: UInt32[Array, "C W"]) -> VocabLogprobs:
+        """Log-probabilities of the whole vocabulary under some hidden rows."""
+        return vocab_logprobs(self._logits(head, hidden[index]), rows, state, mask, self._processors)
+
+    @property
+    def _processors(self) -> tuple[LogitsProcessor, ...]:
+        return tuple(processor for _, processor in self.config.logits_processors)
+
+    def prompt_logprobs(self, head: Params, hidden: Float[Array, "T D"], first: Int[Array, ""],
+                        targets: Int[Array, " C"]) -> TokenLogprobs:
+        """Log-probabilities of the targets under the hidden rows from ``first`` on."""
+        rows = jax.lax.dynamic_slice_in_dim(hidden, first, targets.shape[0])
+        return token_logprobs(self._logits(head, rows), targets, MAX_LOGPROBS)
+
+    def _logits(self, head: Params, rows: Float[Array, "B D"]) -> Float[Array, "B V"]:
+        logits = mask_padded_vocab(self.model.logits(head, rows), self.config.vocab_size)
+        if not self.config.unused_token_ids:
+            return logits
+        unused = np.zeros(logits.shape[-1], bool)
+        unused[list(self.config.unused_token_ids)] = True
+        return jnp.where(unused, -jnp.inf, logits)

@@ -1,0 +1,50 @@
+"""Which executables there are: their names, and the sizes that do not depend on a step."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from flax import nnx
+
+from jaxllm.models.model import Model
+from jaxllm.sampling import Variant
+
+TABLE_CHANGES = 128
+"""Table entries changed per call of ``update_table``."""
+BLOCK_COPIES = 16
+"""Blocks copied per call of ``copy_blocks``."""
+SWAP_BLOCKS = 16
+"""Blocks moved per call of ``read_blocks`` and ``write_blocks``."""
+PROMPT_LOGPROB_ROWS = 64
+"""Prompt tokens whose logits are in memory at once."""
+VOCAB_LOGPROB_ROWS = 8
+"""Rows whose log-probabilities of the whole vocabulary are computed per call of ``vocab_logprobs``."""
+
+LayerKind = tuple[nnx.GraphDef, ...]
+"""The graphs of a run of layers: runs of equal graphs share their executable."""
+
+
+class Key(NamedTuple):
+    """Which executable: a program, the bucket it is compiled for (0 if it has one size), and of which kind: the
+    sampler's variant, or the graphs of the layers."""
+
+    program: str
+    bucket: int = 0
+    kind: Variant | LayerKind | None = None
+
+    def __str__(self) -> str:
+        kind = f" ({self.kind.name.lower()})" if isinstance(self.kind, Variant) else ""
+        return f"{self.program}{kind}" + (f" for {self.bucket} rows" if self.bucket else "")
+
+
+def layer_chunks(model: Model, layers_per_program: int) -> list[tuple[LayerKind, slice]]:
+    """Cut the layers into runs, as long as possible up to ``layers_per_program`` while dividing them evenly."""
+    layers = len(model.layer_graphs)
+    length = max(size for size in range(1, min(layers_per_program, layers) + 1) if layers % size == 0)
+    chunks = [slice(first, first + length) for first in range(0, layers, length)]
+    return [(model.layer_graphs[chunk], chunk) for chunk in chunks]
+
+
+def prompt_logprob_rows(token_bucket: int) -> int:
+    """How many prompt tokens one call of ``prompt_logprobs`` takes at this bucket."""
+    return min(token_bucket, PROMPT_LOGPROB_ROWS)

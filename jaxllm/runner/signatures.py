@@ -1,0 +1,94 @@
+"""The arguments of every program, known beforehand: what lets them be compiled before the first step."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxllm.config import EngineConfig
+from jaxllm.kv_cache import abstract_pool, block_table
+from jaxllm.kv_cache.spec import KVSpec
+from jaxllm.models.model import Model, nest
+from jaxllm.runner.batch import StepBatch
+from jaxllm.runner.functions import StepFunctions
+from jaxllm.runner.keys import (
+    BLOCK_COPIES,
+    SWAP_BLOCKS,
+    TABLE_CHANGES,
+    VOCAB_LOGPROB_ROWS,
+    Key,
+    LayerKind,
+    prompt_logprob_rows,
+)
+from jaxllm.sampling import RowTable, SamplingRows, SamplingState, SlotRow, Variant, init_state, mask_words
+
+
+@dataclasses.dataclass(frozen=True)
+class Signatures:
+    """The arguments for a model, an engine's sizes and a cache. chunks: the runs of layers of ``layer_chunks``."""
+
+    functions: StepFunctions
+    spec: KVSpec
+    chunks: list[tuple[LayerKind, slice]]
+
+    def of(self, key: Key) -> tuple[Any, ...]:
+        """The arguments of a program, as shapes and dtypes."""
+        model, config = self.functions.model, self.functions.config
+        rows = config.max_num_seqs
+        width, vocab = model.config.hidden_size, model.config.vocab_size
+        params = nest({path: jax.ShapeDtypeStruct(spec.shape, spec.dtype) for path, spec in model.specs.items()})
+        outer, head = model.outer_params(params), model.head_params(params)
+        cache = abstract_pool(self.spec, config.num_blocks, config.block_size)
+        table = jax.eval_shape(lambda: block_table.empty(len(self.spec.groups), rows, config.blocks_per_sequence))
+        state = jax.eval_shape(functools.partial(empty_state, model, config))
+        words = mask_words(vocab)
+        batch = StepBatch(_ints(key.bucket), _ints(rows + 1), _ints(rows), _ints(rows))
+        if key.program == "begin":
+            return outer, table, batch
+        if key.program in ("layers", "end"):
+            x, step = jax.eval_shape(self.functions.begin, outer, table, batch)
+            if key.program == "end":
+                return outer, x, batch.sample_rows
+            chunk = next(chunk for kind, chunk in self.chunks if kind == key.kind)
+            return [params["layers"][layer] for layer in range(chunk.start, chunk.stop)], x, step, cache[chunk]
+        if key.program == "sample":
+            hidden = jax.ShapeDtypeStruct((rows, width), model.dtype)
+            variant = Variant(key.kind)  # type: ignore[arg-type]
+            mask = jax.ShapeDtypeStruct((key.bucket, words), np.uint32) if variant == Variant.MASKED else None
+            return head, state if variant >= Variant.FULL else None, hidden, _no_rows(rows, key.bucket), mask
+        if key.program == "vocab_logprobs":
+            hidden = jax.ShapeDtypeStruct((key.bucket, width), model.dtype)
+            mask = jax.ShapeDtypeStruct((VOCAB_LOGPROB_ROWS, words), np.uint32)
+            return head, state, hidden, _ints(VOCAB_LOGPROB_ROWS), _no_rows(rows, VOCAB_LOGPROB_ROWS), mask
+        if key.program == "prompt_logprobs":
+            hidden = jax.ShapeDtypeStruct((key.bucket, width), model.dtype)
+            return head, hidden, _ints(), _ints(prompt_logprob_rows(key.bucket))
+        if key.program == "update_table":
+            return table, _ints(TABLE_CHANGES, 4)
+        if key.program == "copy_blocks":
+            return cache, _ints(BLOCK_COPIES, 2)
+        if key.program == "read_blocks":
+            return cache, _ints(SWAP_BLOCKS)
+        if key.program == "write_blocks":
+            return cache, _ints(SWAP_BLOCKS), abstract_pool(self.spec, SWAP_BLOCKS, config.block_size)
+        line = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape[1:], array.dtype), state)
+        return state, _ints(), SlotRow(line.counts, line.flags, line.bias, line.history, line.arguments)
+
+
+def empty_state(model: Model, config: EngineConfig) -> SamplingState:
+    """An empty sampling state."""
+    return init_state(config.max_num_seqs, model.config.vocab_size, num_processors=len(config.logits_processors),
+                      max_length=config.max_model_len)
+
+
+def _no_rows(num_slots: int, bucket: int) -> SamplingRows:
+    empty = np.zeros(0, np.int32)
+    return RowTable(num_slots).rows(empty, empty, bucket)
+
+
+def _ints(*shape: int) -> Any:
+    return jax.ShapeDtypeStruct(shape, np.int32)
