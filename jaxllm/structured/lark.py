@@ -34,7 +34,7 @@ def checked_lark(text: str, rewritten_schema: Callable[[dict[str, Any]], dict[st
             _check_attributes(match["attributes"])
         if match["json"] is None and match["options"] is None:
             continue
-        value, end = _value_at(text, match.end())
+        value, end = _value_after(match)
         if match["options"] is not None and isinstance(value, dict) and value.get("allow_invalid_utf8"):
             raise GrammarProblemError("the option allow_invalid_utf8 is not supported: the output would not be text")
         if match["json"] is not None and isinstance(value, dict):
@@ -49,8 +49,8 @@ def _check_attributes(attributes: str) -> None:
             raise GrammarProblemError(f"the rule attribute {name} is not supported: {_DISHONOURED[name]}")
 
 
-def _value_at(text: str, start: int) -> tuple[Any, int]:
+def _value_after(directive: re.Match[str]) -> tuple[Any, int]:
     try:
-        return json.JSONDecoder().raw_decode(text, start)
+        return json.JSONDecoder().raw_decode(directive.string, directive.end())
     except (ValueError, RecursionError) as error:
-        raise GrammarProblemError(f"%json and %llguidance are followed by JSON text: {error}") from None
+        raise GrammarProblemError(f"{directive[0].strip()} is followed by JSON text: {error}") from None

@@ -120,15 +120,19 @@ def _schema_text(schema: object) -> str:
         _text("json", schema)
         try:
             schema = jsonlib.loads(schema, object_pairs_hook=_object, parse_constant=_no_constant)
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise ParameterError("json", schema, f"{allowed}; this text is not JSON: {error}") from None
+        except RecursionError:
+            raise ParameterError("json", schema, f"{allowed}, not nested as deeply") from None
     if not isinstance(schema, Mapping):
         raise ParameterError("json", schema, allowed)
     try:
         text = jsonlib.dumps(_plain(schema), ensure_ascii=False, allow_nan=False)
         text.encode()
-    except (TypeError, ValueError, RecursionError) as error:
+    except (TypeError, ValueError) as error:
         raise ParameterError("json", schema, f"{allowed}; this one cannot be written as JSON: {error}") from None
+    except RecursionError:
+        raise ParameterError("json", "{...}", f"{allowed}, not nested as deeply") from None
     return text
 
 

@@ -105,11 +105,8 @@ def _without_one_of(node: dict[str, Any], root: dict[str, Any]) -> dict[str, Any
     if isinstance(tag, str):
         # OpenAPI 3.1, 4.8.25: the tag has to be there.
         options = [_requiring(option, tag) for option in options]
-    if not tags_differ(options, root):
+    if "anyOf" in node or not tags_differ(options, root):
         return node
-    if "anyOf" in node:
-        rest = {key: value for key, value in node.items() if key != "oneOf"}
-        return {**rest, "allOf": [*rest.get("allOf", ()), {"anyOf": options}]}
     return {"anyOf" if key == "oneOf" else key: options if key == "oneOf" else value for key, value in node.items()}
 
 

@@ -23,8 +23,8 @@ def grammar_source(params: StructuredOutputsParams) -> str:
     Raises ``GrammarProblemError`` for what cannot be enforced, as far as it shows before compilation.
     """
     if params.regex is not None:
-        # As in JSON schemas, \d stands for ASCII digits.
-        return f"start: /{regex_to_lark(params.regex, 'd')}/{_OPTIONS}"
+        # As in JSON schemas, \d and \w are about ASCII.
+        return f"start: /{regex_to_lark(params.regex, 'dw')}/{_OPTIONS}"
     if params.choice is not None:
         # One terminal, for several would be tried greedily.
         choices = " | ".join(json.dumps(text, ensure_ascii=False) for text in params.choice)

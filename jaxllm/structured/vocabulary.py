@@ -76,6 +76,7 @@ class GrammarVocabulary:
             return row
         stands_for = self.openings[state].stands_for
         allowed = np.unpackbits(words.view(np.uint8), bitorder="little")
+        allowed[self.vocab_size] = 0  # the library's end of text
         # Where no text can come, none should be begun.
         silent = (stands_for == SILENT) & bool(allowed.any())
         return pack_bits((allowed[stands_for].astype(bool) & (stands_for >= 0)) | silent)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Literal
 
 import numpy as np
+import pydantic
 import pytest
 from structured.json_oracle import is_valid, parse
 from structured.walks import random_walk
@@ -49,8 +51,8 @@ REGEXES = [
     r"(\+\d{1,3} )?\d{3}-\d{4}", r"[a-z]{2,8}@(example|test)\.(com|org)", r"é+|東京|🙂{2}", r"(a|b)*abb",
     r" leading and trailing ", r"[^\x00-\x7f]{1,4}", r"(?i:yes|no)!?", "line one\nline two", r"[\w ]{1,20}\.",
 ]
-CHOICES = [("yes", "no"), ("a", "ab", "abc"), ("é", "e\u0301"), ("🙂", "🙃", "🙂🙂"), (" x", "x", "x "), ("<|im_end|>", "</s>"),
-           ('quote "', "new\nline", "back\\slash")]
+CHOICES = [("yes", "no"), ("a", "ab", "abc"), ("é", "e\u0301"), ("🙂", "🙃", "🙂🙂"), (" x", "x", "x "),
+           ("<|im_end|>", "</s>"), ('quote "', "new\nline", "back\\slash")]
 ARITHMETIC = r"""
 start: sum
 sum: product (("+" | "-") product)*
@@ -134,21 +136,22 @@ def test_deeply_nested_and_large_schemas_compile(real):
     assert texts(real, 1, choice=words)[0] in words
 
 
+class Cat(pydantic.BaseModel):
+    kind: Literal["cat"] = "cat"
+    lives: int = pydantic.Field(ge=1, le=9)
+
+
+class Dog(pydantic.BaseModel):
+    kind: Literal["dog"]
+    name: str | None = None
+
+
+class Owner(pydantic.BaseModel):
+    pet: Cat | Dog = pydantic.Field(discriminator="kind")
+    others: list[Cat | Dog] = pydantic.Field(max_length=2)
+
+
 def test_a_pydantic_model_reads_what_it_described(real):
-    pydantic = pytest.importorskip("pydantic")
-
-    class Cat(pydantic.BaseModel):
-        kind: __import__("typing").Literal["cat"] = "cat"
-        lives: int = pydantic.Field(ge=1, le=9)
-
-    class Dog(pydantic.BaseModel):
-        kind: __import__("typing").Literal["dog"]
-        name: str | None = None
-
-    class Owner(pydantic.BaseModel):
-        pet: Cat | Dog = pydantic.Field(discriminator="kind")
-        others: list[Cat | Dog] = pydantic.Field(max_length=2)
-
     for text in texts(real, 8, json=Owner, disable_additional_properties=True):
         owner = Owner.model_validate_json(text)
         assert json.loads(text)["pet"]["kind"] == owner.pet.kind

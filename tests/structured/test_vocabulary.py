@@ -21,7 +21,8 @@ _PIECES = ["\u2581", "\u2581\u2581", "a", "b", "\u2581a", "\u2581ab", "ab", "\u2
 def _metaspace(scheme):
     # Dropped in the first token wherever it stands; "ba" is the first form of no other token.
     words = ["<unk>", "</s>", *_PIECES, "b\u2581a"]
-    backend = tokenizers.Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))
+    ids = {word: index for index, word in enumerate(words)}
+    backend = tokenizers.Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
     backend.decoder = decoders.Metaspace(prepend_scheme=scheme)
     backend.add_special_tokens([AddedToken("<unk>", special=True), AddedToken("</s>", special=True)])
     backend.add_tokens([AddedToken("\u2581added")])
@@ -92,7 +93,7 @@ def test_rolling_back_to_the_start_brings_the_rule_for_the_first_token_back(name
 def test_a_hidden_special_token_leaves_the_text_unbegun_and_a_shown_one_begins_it(shown):
     tokenizer = TOKENIZERS["metaspace"]
     grammar = GrammarCompiler(tokenizer, tokenizer.vocab_size, frozenset()).compile(
-        StructuredOutputsParams(grammar='start: <</s>> ("a" | " a")'))
+        StructuredOutputsParams(grammar='start: </s> ("a" | " a")'))
     matcher = grammar.matcher(skip_special_tokens=not shown)
     ids = [1, tokenizer.backend.token_to_id("\u2581a")]
     for token in ids:

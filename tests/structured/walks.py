@@ -69,7 +69,8 @@ def random_walk(grammar, tokenizer, generator, limit=600):
 @functools.cache
 def _closing_and_solid(tokenizer):
     contents = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
-    return np.array([_CLOSING.issuperset(content) for content in contents]), np.array(list(map(bytes.strip, contents)), bool)
+    solid = [bool(content.strip()) for content in contents]
+    return np.array([_CLOSING.issuperset(content) for content in contents]), np.array(solid)
 
 
 def must_raise(error, call, *arguments):
