@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from jaxllm.checks import check_bool, check_integer, check_real, checked_strings, checked_token_ids
 from jaxllm.errors import ParameterError
-from jaxllm.outputs import FinishReason, OutputError, RequestMetrics, TokenLogprobs
+from jaxllm.outputs import CompletionOutput, RequestOutput
 
 EarlyStopping = bool | Literal["never"]
 
@@ -88,44 +88,41 @@ class BeamSearchParams:
         return dataclasses.replace(self, **changes)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class BeamSearchSequence:
-    """One hypothesis.
+@dataclasses.dataclass(slots=True)
+class BeamSearchSequence(CompletionOutput):
+    """One hypothesis: a ``CompletionOutput`` with a score.
 
-    token_ids: the output's, without the prompt, the one that completed a stop included.
-    text: what the tokens decode to, ended before the stop string; empty without a tokenizer.
-    cum_logprob: sum of the tokens' log-probabilities, in float32.
-    score: what hypotheses are ranked by, ``cum_logprob / len(token_ids) ** length_penalty``.
-    finish_reason: "stop" (end of sequence, stop id or stop string) or "length"; "abort" or "error" for a beam that was
-        running when the request was ended, ``None`` while it still runs.
-    stop_reason: the stop string or stop token id that finished it; ``None`` for end of sequence.
-    logprobs: for each token its id and ``Logprob``.
+    index: its place among the hypotheses, 0 for the best. token_ids: the output's, without the prompt.
+    logprobs: of each token, its own alone. cumulative_logprob: their sum, in float32.
+    finish_reason: "stop" or "length"; "abort" or "error" for a beam that was running when the request was ended;
+        ``None`` while it runs.
+    score: what hypotheses are ranked by: ``cumulative_logprob / len(token_ids) ** length_penalty``.
     """
 
-    token_ids: list[int]
-    text: str
-    cum_logprob: float
-    score: float
-    finish_reason: FinishReason | None
-    stop_reason: int | str | None
-    logprobs: list[TokenLogprobs]
+    score: float = 0.0
+
+    @property
+    def cum_logprob(self) -> float:
+        """vLLM's name for ``cumulative_logprob``."""
+        return self.cumulative_logprob or 0.0
 
 
 @dataclasses.dataclass(slots=True)
-class BeamSearchOutput:
+class BeamSearchOutput(RequestOutput):
     """A prompt and the hypotheses found for it.
 
-    sequences: best first, at most ``num_return_sequences``; of an unfinished request the running beams too.
-    finished: whether the search is over, or failed.
-    num_cached_tokens: prompt tokens whose keys and values were found in the prefix cache.
-    error: set when this request failed; its ``sequences`` then hold what was found before.
+    outputs: ``BeamSearchSequence``s, best first, at most ``num_return_sequences``; before the end also running beams.
+    ended: whether the search is over, or was ended.
     """
 
-    request_id: str
-    prompt: str | None
-    prompt_token_ids: list[int]
-    sequences: list[BeamSearchSequence]
-    finished: bool
-    num_cached_tokens: int = 0
-    metrics: RequestMetrics | None = None
-    error: OutputError | None = None
+    ended: bool = False
+
+    @property
+    def sequences(self) -> list[BeamSearchSequence]:
+        """vLLM's name for ``outputs``."""
+        return cast(list[BeamSearchSequence], self.outputs)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the search is over, or the request failed."""
+        return self.ended or self.error is not None

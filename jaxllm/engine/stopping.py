@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxllm.engine.request import Sequence
+from jaxllm.engine.request import Request, Sequence
 from jaxllm.outputs import FinishReason
 
 
@@ -14,6 +14,12 @@ def may_stop(sequence: Sequence) -> bool:
     return sequence.num_output > sequence.params.min_tokens
 
 
+def stop_reason_of(request: Request, token: int) -> int | None:
+    """The stop reason of a request that one of its stop ids ends: none for end of sequence, else the id."""
+    ends_sequence = token in request.eos_token_ids and not request.params.ignore_eos
+    return None if ends_sequence else token
+
+
 def check_stop(sequence: Sequence, token: int) -> tuple[FinishReason | None, int | None]:
     """Whether ``token``, just appended, ends the sample: (finish reason, stop reason), both ``None`` to go on.
 
@@ -22,8 +28,7 @@ def check_stop(sequence: Sequence, token: int) -> tuple[FinishReason | None, int
     """
     request = sequence.request
     if token in request.stop_ids and may_stop(sequence):
-        ends_sequence = token in request.eos_token_ids and not request.params.ignore_eos
-        return "stop", None if ends_sequence else token
+        return "stop", stop_reason_of(request, token)
     # max_tokens never exceeds the room that max_model_len leaves.
     if sequence.num_output >= request.max_tokens:
         return "length", None

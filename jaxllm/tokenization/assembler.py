@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import copy
 from collections.abc import Collection, Iterable
 
 from jaxllm.tokenization.cleanup import SpaceCleaner
@@ -37,6 +38,14 @@ class TextAssembler:
         self._cleaner = SpaceCleaner() if clean_up_spaces else None
         self._started = False
         self._last_joined = False
+
+    def copy(self) -> TextAssembler:
+        """One that goes on from here on its own."""
+        twin = copy.copy(self)
+        twin._decoder = _UTF8("replace")
+        twin._decoder.setstate(self._decoder.getstate())
+        twin._cleaner = copy.copy(self._cleaner)
+        return twin
 
     def push(self, ids: Iterable[int]) -> str:
         """The text that these ids complete."""

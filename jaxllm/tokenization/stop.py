@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 
@@ -45,6 +46,12 @@ class StopChecker:
         self._matchers = [_Matcher(pattern) for pattern in stop]
         self._include = include_stop_str_in_output
         self._held = ""
+
+    def copy(self) -> StopChecker:
+        """One that goes on from here on its own."""
+        twin = copy.copy(self)
+        twin._matchers = [copy.copy(matcher) for matcher in self._matchers]
+        return twin
 
     def feed(self, text: str, *, armed: bool = True) -> str:
         """Take the next text; the text that may be shown now: all but what could turn out to begin a stop string.
