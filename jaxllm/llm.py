@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from jaxllm.arguments import CHAT_ARGUMENTS, ENGINE_ARGUMENTS, GENERATE_ARGUMENTS
+from jaxllm.arguments.beam_search import BEAM_SEARCH_ARGUMENTS
+from jaxllm.beam_search import BeamSearchOutput, BeamSearchParams, as_search_output, search_params_list
 from jaxllm.checks import check_bool
 from jaxllm.config import Policy
 from jaxllm.engine.build import EngineSizes, build_engine
@@ -205,6 +207,18 @@ class LLM:
         prompts = prompt_list(prompts)
         return stream(self.engine, prompts, self._params_list(sampling_params, len(prompts)))
 
+    def beam_search(self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams | Sequence[BeamSearchParams], *,
+                    use_tqdm: Bar = False, raise_on_error: bool = False, **others: Any) -> list[BeamSearchOutput]:
+        """Search for the most likely outputs of prompts; one output for each, in their order.
+
+        params: one for all, or one for each. The other arguments, errors and Ctrl-C are as in ``generate``.
+        """
+        BEAM_SEARCH_ARGUMENTS.check(others)
+        prompts = prompt_list(prompts)
+        wanted = search_params_list(params, len(prompts))
+        outputs = complete(self.engine, prompts, wanted, use_tqdm=use_tqdm, raise_on_error=raise_on_error)
+        return [as_search_output(output) for output in outputs]
+
     def chat(
         self,
         messages: Conversation | Sequence[Conversation],
@@ -266,6 +280,18 @@ class LLM:
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes."""
         self.engine.reset_prefix_cache()
+
+    def update_params(self, params: Any) -> None:
+        """Take new weights; see ``Engine.update_params``."""
+        self.engine.update_params(params)
+
+    def sleep(self, level: int = 1) -> None:
+        """Give back memory until ``wake_up``; see ``Engine.sleep``."""
+        self.engine.sleep(level)
+
+    def wake_up(self) -> None:
+        """End ``sleep``."""
+        self.engine.wake_up()
 
     def stats(self) -> EngineStats:
         """The engine's load and totals."""

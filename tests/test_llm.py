@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import json
 import logging
-import signal
 
 import jax
 import jax.numpy as jnp
@@ -49,14 +47,6 @@ def _nothing_leaks(llm):
     assert llm.stats().kv_blocks_used == 0
 
 
-def test_outputs_come_in_the_order_of_the_prompts(llm):
-    texts = [chr(65 + number) * (number + 1) for number in range(20)]
-    wanted = [SHORT.replace(max_tokens=1 + (7 * number) % 11) for number in range(20)]
-    outputs = llm.generate(texts, wanted)
-    assert [output.prompt for output in outputs] == texts
-    assert [len(output.outputs[0].token_ids) for output in outputs] == [each.max_tokens for each in wanted]
-
-
 @pytest.mark.parametrize("prompt", [
     "abc", [65, 66], {"prompt": "abc"}, {"prompt_token_ids": [65, 66]}, {"prompt": "shown", "prompt_token_ids": [3]}])
 def test_a_single_prompt_of_any_form_gives_one_output(llm, prompt):
@@ -70,25 +60,6 @@ def test_text_is_the_tokenizers_decode_of_the_ids(llm):
         assert output.outputs[0].text == llm.get_tokenizer().decode(output.outputs[0].token_ids)
 
 
-def test_bad_prompts_carry_their_errors_and_the_others_finish(llm):
-    prompts = ["good", "", "x" * 95, "x" * 96, "x" * 97, [5, 264], [-1], 7.5, "good"]
-    outputs = llm.generate(prompts, SHORT)
-    assert len(outputs) == len(prompts)
-    failed = [index for index, output in enumerate(outputs) if output.error]
-    assert failed == [1, 3, 4, 5, 6, 7]
-    assert "96" in outputs[3].error.message
-    assert "max_model_len" in outputs[3].error.message
-    assert outputs[5].error.parameter == "prompt_token_ids"
-    assert outputs[2].outputs[0].finish_reason == "length"
-    assert len(outputs[2].outputs[0].token_ids) == 1
-    assert bits(outputs[0]) == bits(outputs[8])
-
-
-def test_raise_on_error_raises_and_leaves_nothing(llm):
-    with pytest.raises(ParameterError, match="at least one token"):
-        llm.generate(["good", ""], SHORT, raise_on_error=True)
-
-
 @pytest.mark.parametrize("array", [np.array, jnp.array])
 def test_arrays_of_token_ids_are_prompts(llm, array):
     (wanted,) = llm.generate([65, 66], SHORT)
@@ -97,15 +68,6 @@ def test_arrays_of_token_ids_are_prompts(llm, array):
         for output in llm.generate(prompts, SHORT):
             assert output.prompt_token_ids == [65, 66]
             assert bits(output) == bits(wanted)
-
-
-def test_parameters_out_of_all_proportion_do_not_harm_their_neighbours(llm):
-    (wanted,) = llm.generate("good", SHORT)
-    extremes = [SamplingParams(min_tokens=2**40, ignore_eos=True), SamplingParams(top_k=10**30, max_tokens=2),
-                SamplingParams(max_tokens=10**30, priority=-10**30), SamplingParams(seed=2**63 - 1, max_tokens=2)]
-    outputs = llm.generate(["good"] * 5, [SHORT, *extremes])
-    assert [output.error for output in outputs] == [None] * 5
-    assert bits(outputs[0]) == bits(wanted)
 
 
 @pytest.mark.parametrize("prompts", [None, 5, b"abc", np.array(5)])
@@ -120,48 +82,11 @@ def test_sampling_params_must_be_one_for_all_or_one_each(llm, params):
         llm.generate(["a", "b", "c"], params)
 
 
-def test_no_prompts_give_no_outputs(llm):
-    assert llm.generate([], SHORT) == []
-
-
-def test_stream_grows_and_ends_as_generate(llm):
-    outputs = list(llm.stream("abc", SHORT))
-    texts = [output.outputs[0].text for output in outputs]
-    assert [len(output.outputs[0].token_ids) for output in outputs] == list(range(1, 9))
-    assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
-    assert outputs[-1].finished
-    assert bits(outputs[-1]) == bits(llm.generate("abc", SHORT)[0])
-
-
-def test_leaving_a_stream_aborts_it(llm):
-    for _ in llm.stream(["abc", "def"], SHORT):
-        break
-    gc.collect()
-    assert not llm.engine.has_unfinished()
-
-
-def test_generate_inside_a_stream_leaves_both_whole(llm):
-    streamed = []
-    for output in llm.stream("abc", SHORT):
-        streamed.append(output)
-        if len(streamed) == 2:
-            inner = llm.generate("xyz", SHORT)
-    assert bits(streamed[-1]) == bits(llm.generate("abc", SHORT)[0])
-    assert bits(inner[0]) == bits(llm.generate("xyz", SHORT)[0])
-
-
 def test_chat_renders_the_template(llm):
     (output,) = llm.chat(TALK, SHORT)
     assert output.prompt == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     assert output.prompt_token_ids[0] == llm.tokenizer.backend.token_to_id("<|im_start|>")
     assert len(llm.chat([TALK, TALK], SHORT)) == 2
-
-
-def test_a_bad_conversation_fails_alone(llm):
-    outputs = llm.chat([TALK, [{"content": "no role"}], TALK], SHORT)
-    assert [output.error is None for output in outputs] == [True, False, True]
-    with pytest.raises(ParameterError):
-        llm.chat([TALK, [{"content": "no role"}]], SHORT, raise_on_error=True)
 
 
 @pytest.mark.parametrize("messages", [None, 5, "hello", TALK[0]])
@@ -207,73 +132,6 @@ def test_prompt_logprobs_are_the_same_with_and_without_a_cached_prefix(llm):
     assert len(cold.prompt_logprobs) == len(cold.prompt_token_ids)
     assert cold.prompt_logprobs[0] is None
     assert all(token in line for token, line in zip(cold.prompt_token_ids[1:], cold.prompt_logprobs[1:], strict=True))
-
-
-def test_ctrl_c_returns_what_is_finished_and_the_engine_goes_on(llm, monkeypatch):
-    real, calls = llm.engine._runner.execute, []
-
-    def execute(plan):
-        calls.append(1)
-        if len(calls) == 4:
-            signal.raise_signal(signal.SIGINT)
-        return real(plan)
-
-    monkeypatch.setattr(llm.engine._runner, "execute", execute)
-    outputs = llm.generate(["a", "b"], [SHORT.replace(max_tokens=2), SHORT.replace(max_tokens=30)])
-    assert [output.outputs[0].finish_reason for output in outputs] == ["length", "abort"]
-    assert len(outputs[1].outputs[0].token_ids) >= 2
-    assert len(calls) <= 5
-    assert llm.generate("c", SHORT)[0].outputs[0].finish_reason == "length"
-
-
-def test_a_second_ctrl_c_raises_and_leaves_nothing(llm, monkeypatch):
-    real = llm.engine._runner.execute
-
-    def execute(plan):
-        result = real(plan)
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
-        return result
-
-    with monkeypatch.context() as patch:
-        patch.setattr(llm.engine._runner, "execute", execute)
-        with pytest.raises(KeyboardInterrupt):
-            llm.generate("a", SHORT)
-    assert llm.generate("c", SHORT)[0].outputs[0].finish_reason == "length"
-
-
-def test_ctrl_c_while_prompts_are_added_ends_them_all(llm, monkeypatch):
-    real = llm.engine.add_request
-
-    def add_request(prompt, *arguments, **options):
-        if prompt == "b":
-            signal.raise_signal(signal.SIGINT)
-        return real(prompt, *arguments, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(llm.engine, "add_request", add_request)
-        outputs = llm.generate(["a", "b", "c"], SHORT)
-        assert [output.outputs[0].finish_reason for output in outputs] == ["abort"] * 3
-        assert not llm.engine.has_unfinished()
-        with pytest.raises(KeyboardInterrupt):
-            llm.stream(["a", "b", "c"], SHORT)
-
-
-def test_a_stream_that_is_never_read_leaves_nothing(llm):
-    stream = llm.stream(["a", "b"], SHORT)
-    assert llm.engine.has_unfinished()
-    del stream
-    gc.collect()
-    assert not llm.engine.has_unfinished()
-
-
-def test_a_bar_that_cannot_be_shown_leaves_nothing(llm, monkeypatch):
-    def broken(*arguments, **options):
-        raise BrokenPipeError
-
-    monkeypatch.setattr("jaxllm.progress.tqdm", broken)
-    with pytest.raises(BrokenPipeError):
-        llm.generate(["a", "b"], SHORT)
 
 
 def test_parameters_are_never_changed(llm):
