@@ -5,26 +5,23 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from jaxllm import quantities
 from jaxllm.cli.console import DEBUG_ENVIRONMENT
 from jaxllm.errors import ParameterError
 from jaxllm.sampling_params import SamplingParams
 
-_UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:I?B)?", re.IGNORECASE)
-
 
 def parse_bytes(text: str) -> int:
-    """A number of bytes: "1048576", "512M", "1.5GiB". The units are powers of 1024."""
-    match = _SIZE.fullmatch(str(text).strip())
-    if match is None:
-        raise typer.BadParameter(f"{text!r} is not a number of bytes such as 1048576, 512M or 2G")
-    return int(float(match[1]) * 1024 ** _UNITS[match[2].upper()])
+    """A number of bytes as in ``jaxllm.quantities.parse_bytes``; wrong usage if it is none."""
+    try:
+        return quantities.parse_bytes("bytes", text, low=0)
+    except ParameterError:
+        raise typer.BadParameter(f"{text!r} is not a number of bytes such as 1048576, 512M or 2G") from None
 
 
 def format_bytes(count: int) -> str:
