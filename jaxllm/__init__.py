@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from jaxllm.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from jaxllm.errors import (
     CapacityError,
     CheckpointError,
@@ -19,6 +20,7 @@ from jaxllm.errors import (
     UnsupportedModelError,
 )
 from jaxllm.outputs import CompletionOutput, Logprob, OutputError, RequestMetrics, RequestOutput
+from jaxllm.ranking import best_of
 from jaxllm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -32,6 +34,9 @@ _LAZY = {"LLM": "jaxllm.llm", "Engine": "jaxllm.engine.core", "EngineStats": "ja
 
 __all__ = [
     "LLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "CapacityError",
     "CheckpointError",
     "CompletionOutput",
@@ -48,6 +53,7 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "UnsupportedModelError",
+    "best_of",
 ]
 
 

@@ -7,6 +7,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal, cast
 
+from jaxllm.arguments.beam_search import BEAM_SEARCH_FIELDS
+from jaxllm.arguments.table import understands
 from jaxllm.checks import check_bool, check_integer, check_real, checked_strings, checked_token_ids
 from jaxllm.errors import ParameterError
 from jaxllm.outputs import CompletionOutput, RequestOutput
@@ -16,6 +18,7 @@ EarlyStopping = bool | Literal["never"]
 _FLOAT32_RANGE = 127 * math.log(2)
 
 
+@understands(BEAM_SEARCH_FIELDS)
 @dataclasses.dataclass(frozen=True)
 class BeamSearchParams:
     """How to search for the most likely outputs of one prompt. Results equal those of Hugging Face's ``generate``.
@@ -79,6 +82,11 @@ class BeamSearchParams:
         return tuple(self.stop or ())
 
     @property
+    def n(self) -> int:
+        """The sequences that the request takes, as ``SamplingParams.n``."""
+        return self.beam_width
+
+    @property
     def num_returned(self) -> int:
         """``num_return_sequences``, or ``beam_width`` where that is ``None``."""
         return self.num_return_sequences or self.beam_width
@@ -126,3 +134,22 @@ class BeamSearchOutput(RequestOutput):
     def finished(self) -> bool:
         """Whether the search is over, or the request failed."""
         return self.ended or self.error is not None
+
+
+def search_params_list(params: object, count: int) -> list[BeamSearchParams]:
+    """Search parameters for each of ``count`` prompts."""
+    if isinstance(params, BeamSearchParams):
+        return [params] * count
+    if not isinstance(params, Sequence) or not all(isinstance(each, BeamSearchParams) for each in params):
+        raise ParameterError("params", params, "a BeamSearchParams, or a list of them")
+    if len(params) != count:
+        raise ParameterError("params", f"a list of {len(params)}", f"one for each of the {count} prompts")
+    return list(params)
+
+
+def as_search_output(output: RequestOutput) -> BeamSearchOutput:
+    """The output of a search; for that of a prompt that never became a request, one without hypotheses."""
+    if isinstance(output, BeamSearchOutput):
+        return output
+    fields = {field.name: getattr(output, field.name) for field in dataclasses.fields(RequestOutput)}
+    return BeamSearchOutput(**fields, ended=True)

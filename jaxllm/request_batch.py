@@ -7,6 +7,7 @@ import logging
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any, cast
 
+from jaxllm.beam_search import BeamSearchParams
 from jaxllm.engine.collector import Collector
 from jaxllm.engine.core import Engine, Inbox
 from jaxllm.errors import RequestError
@@ -36,7 +37,7 @@ class RequestBatch:
         """Which of the call's prompts a collector belongs to."""
         return self._places[collector.request.request_id]
 
-    def add(self, place: int, prompt: Any, params: SamplingParams) -> None:
+    def add(self, place: int, prompt: Any, params: SamplingParams | BeamSearchParams) -> None:
         """Queue a request; raises if it can never run."""
         with HeldInterrupts():  # a request whose id was not noted would run on for nobody
             self._places[self._engine.add_request(prompt, params, inbox=self._inbox)] = place
@@ -74,8 +75,8 @@ class RequestBatch:
                 self._engine.abort(request_id)
 
 
-def complete(engine: Engine, prompts: Sequence[Any], params: Sequence[SamplingParams], *, use_tqdm: Bar,
-             raise_on_error: bool) -> list[RequestOutput]:
+def complete(engine: Engine, prompts: Sequence[Any], params: Sequence[SamplingParams | BeamSearchParams], *,
+             use_tqdm: Bar, raise_on_error: bool) -> list[RequestOutput]:
     """Run prompts to their end; the outputs in their order. See ``LLM.generate``."""
     batch = RequestBatch(engine)
     outputs: list[RequestOutput | None] = [None] * len(prompts)
