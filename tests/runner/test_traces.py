@@ -21,6 +21,7 @@ def _check(batches, first_seed):
     assert programs.num_executables == executables
 
 
+@pytest.mark.case(39)
 def test_no_trace_after_the_warm_up_over_random_batches():
     _check(20, 1000)
 
