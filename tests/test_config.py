@@ -75,8 +75,10 @@ def test_a_length_outside_the_models_is_refused(length):
 
 
 @pytest.mark.parametrize(("name", "value"), [
-    ("max_num_seqs", 0), ("max_num_batched_tokens", 15), ("max_model_len", 1), ("block_size", 0), ("max_logprobs", -1),
-    ("scheduling_policy", "lifo"), ("enable_prefix_caching", 1), ("max_num_seqs", 2.5), ("block_size", True),
+    ("max_num_seqs", 0), ("max_num_batched_tokens", 15), ("max_model_len", 1), ("block_size", 0), ("max_logprobs", -2),
+    ("scheduling_policy", "lifo"), ("logprobs_mode", "raw_logits"), ("seed", -1), ("seed", 2**63),
+    ("max_num_seqs", 10**9), ("max_num_batched_tokens", 10**9), ("block_size", 10**9),
+    ("enable_prefix_caching", 1), ("max_num_seqs", 2.5), ("block_size", True),
 ])
 def test_engine_config_names_what_is_wrong(name, value):
     with pytest.raises(ParameterError) as caught:

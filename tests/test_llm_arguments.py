@@ -144,7 +144,7 @@ def test_values_that_cannot_be_are_refused_by_name(configured, options, name):
 
 def test_modes_and_limits_of_logprobs_reach_the_engine(configured):
     config = configured(max_logprobs=-1, logprobs_mode="processed_logprobs").engine.config
-    assert (config.max_logprobs, config.logprobs_mode) == (259, "processed_logprobs")
+    assert (config.max_logprobs, config.logprobs_mode) == (-1, "processed_logprobs")
 
 
 @pytest.mark.parametrize(("step", "name"), [({"num_tokens": 0}, "num_tokens"), ({"num_tokens": "5"}, "num_tokens"),

@@ -31,7 +31,8 @@ from jaxllm.kv_cache.spec import KVSpec
 from jaxllm.models.model import Model, Params
 from jaxllm.platform import free_device_memory, free_host_memory, resolve_dtype
 from jaxllm.quantities import parse_bytes, parse_count
-from jaxllm.runner.programs import Key, Programs
+from jaxllm.runner.keys import Key
+from jaxllm.runner.programs import Programs
 from jaxllm.runner.runner import Runner
 from jaxllm.sampling import LogitsProcessor, check_processors
 from jaxllm.sampling_params import LogprobsMode
@@ -76,7 +77,6 @@ def choose_config(model: Model, sizes: EngineSizes, tokenizer: Tokenizer | None 
     check_int("max_num_seqs", chosen["max_num_seqs"], 1, MAX_NUM_SEQS)
     check_int("max_num_batched_tokens", chosen["max_num_batched_tokens"], MIN_BATCHED_TOKENS, MAX_BATCHED_TOKENS)
     check_int("block_size", chosen["block_size"], 1, MAX_BLOCK_SIZE)
-    check_int("max_logprobs", sizes.max_logprobs, -1)
     check_fraction("gpu_memory_utilization", sizes.gpu_memory_utilization)
     spec = cache_spec(model, sizes.kv_cache_dtype)
     device = jax.devices()[0]
@@ -94,18 +94,17 @@ def choose_config(model: Model, sizes: EngineSizes, tokenizer: Tokenizer | None 
     )
     block_bytes = spec.block_bytes(chosen["block_size"])
     taken = model.weight_bytes + num_blocks * block_bytes if on_host else 0
-    known_ids = vocab_size if tokenizer is None else min(tokenizer.vocab_size, vocab_size)
     config = EngineConfig(
         **chosen,
         max_model_len=max_model_len,
         num_blocks=num_blocks,
         num_swap_blocks=plan_swap(sizes.swap_bytes, block_bytes, free_host_memory() - taken),
-        vocab_size=known_ids,
+        vocab_size=vocab_size if tokenizer is None else min(tokenizer.vocab_size, vocab_size),
         unused_token_ids=() if tokenizer is None else tuple(
             sorted(token for token in tokenizer.unused_token_ids if token < vocab_size)),
         enable_prefix_caching=sizes.enable_prefix_caching,
         scheduling_policy=sizes.scheduling_policy,
-        max_logprobs=known_ids if sizes.max_logprobs == -1 else sizes.max_logprobs,
+        max_logprobs=sizes.max_logprobs,
         logprobs_mode=sizes.logprobs_mode,
         seed=sizes.seed,
         logits_processors=check_processors({} if sizes.logits_processors is None else sizes.logits_processors,
