@@ -36,9 +36,13 @@ def tiny_engine(dtype="float32", *, changes=None, tokenizer=None, **sizes):
 
 def pool_bytes(blocks, block_size=8, dtype="float32"):
     """``kv_cache_bytes`` for that many usable blocks of the tiny model."""
-    itemsize = jnp.dtype(dtype).itemsize
-    per_slot = 2 * TINY["num_layers"] * TINY["num_kv_heads"] * TINY["head_dim"] * itemsize
-    return (blocks + 1) * block_size * per_slot
+    return pool_bytes_of(blocks, block_size, layers=TINY["num_layers"], kv_heads=TINY["num_kv_heads"],
+                         head_dim=TINY["head_dim"], dtype=dtype)
+
+
+def pool_bytes_of(blocks, block_size, *, layers, kv_heads, head_dim, dtype):
+    """``kv_cache_bytes`` for that many usable blocks of a model."""
+    return (blocks + 1) * block_size * 2 * layers * kv_heads * head_dim * jnp.dtype(dtype).itemsize
 
 
 def prompts(count, seed=0, low=1, high=60):
