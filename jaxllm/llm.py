@@ -8,8 +8,7 @@ from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from jaxllm.arguments import CHAT_ARGUMENTS, ENGINE_ARGUMENTS, GENERATE_ARGUMENTS
-from jaxllm.arguments.beam_search import BEAM_SEARCH_ARGUMENTS
+from jaxllm.arguments import BEAM_SEARCH_ARGUMENTS, CHAT_ARGUMENTS, ENGINE_ARGUMENTS, GENERATE_ARGUMENTS
 from jaxllm.beam_search import BeamSearchOutput, BeamSearchParams, as_search_output, search_params_list
 from jaxllm.checks import check_bool
 from jaxllm.config import Policy

@@ -9,14 +9,23 @@ import pickle
 import numpy as np
 import pytest
 
-from jaxllm import LLM, ParameterError, SamplingParams
-from jaxllm.arguments import CHAT_ARGUMENTS, ENGINE_ARGUMENTS, GENERATE_ARGUMENTS, PROMPT_KEYS, SAMPLING_FIELDS
+from jaxllm import LLM, BeamSearchParams, ParameterError, SamplingParams
+from jaxllm.arguments import (
+    BEAM_SEARCH_ARGUMENTS,
+    BEAM_SEARCH_FIELDS,
+    CHAT_ARGUMENTS,
+    ENGINE_ARGUMENTS,
+    GENERATE_ARGUMENTS,
+    PROMPT_KEYS,
+    SAMPLING_FIELDS,
+)
 from jaxllm.arguments.table import ArgumentTable, honoured, refused
 from jaxllm.engine.prompts import encode_prompt
 
 FUNCTIONS = {
     "LLM": (ENGINE_ARGUMENTS, LLM.__init__), "generate": (GENERATE_ARGUMENTS, LLM.generate),
-    "chat": (CHAT_ARGUMENTS, LLM.chat), "SamplingParams": (SAMPLING_FIELDS, SamplingParams),
+    "chat": (CHAT_ARGUMENTS, LLM.chat), "beam_search": (BEAM_SEARCH_ARGUMENTS, LLM.beam_search),
+    "SamplingParams": (SAMPLING_FIELDS, SamplingParams), "BeamSearchParams": (BEAM_SEARCH_FIELDS, BeamSearchParams),
 }
 PAIRS = [(table, argument) for table, _ in FUNCTIONS.values() for argument in table.arguments]
 REFUSED = [pytest.param(*pair, id=f"{pair[0].owner}-{pair[1].name}") for pair in PAIRS if not pair[1].honoured]

@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
+from jaxllm.arguments.beam_search import BEAM_SEARCH_ARGUMENTS, BEAM_SEARCH_FIELDS
 from jaxllm.arguments.engine import CHAT_ARGUMENTS, ENGINE_ARGUMENTS, GENERATE_ARGUMENTS, PROMPT_KEYS
 from jaxllm.arguments.sampling import SAMPLING_FIELDS
 from jaxllm.arguments.table import Argument, ArgumentTable, understands
 
 __all__ = [
-    "CHAT_ARGUMENTS", "ENGINE_ARGUMENTS", "GENERATE_ARGUMENTS", "PROMPT_KEYS", "SAMPLING_FIELDS", "Argument",
-    "ArgumentTable", "understands",
+    "BEAM_SEARCH_ARGUMENTS", "BEAM_SEARCH_FIELDS", "CHAT_ARGUMENTS", "ENGINE_ARGUMENTS", "GENERATE_ARGUMENTS",
+    "PROMPT_KEYS", "SAMPLING_FIELDS", "Argument", "ArgumentTable", "understands",
 ]

@@ -10,8 +10,17 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxllm.arguments import CHAT_ARGUMENTS, ENGINE_ARGUMENTS, GENERATE_ARGUMENTS, PROMPT_KEYS, SAMPLING_FIELDS
+from jaxllm.arguments import (
+    BEAM_SEARCH_ARGUMENTS,
+    BEAM_SEARCH_FIELDS,
+    CHAT_ARGUMENTS,
+    ENGINE_ARGUMENTS,
+    GENERATE_ARGUMENTS,
+    PROMPT_KEYS,
+    SAMPLING_FIELDS,
+)
 from jaxllm.arguments.table import REQUIRED, ArgumentTable
+from jaxllm.beam_search import BeamSearchParams
 from jaxllm.llm import LLM
 from jaxllm.sampling_params import SamplingParams
 
@@ -35,11 +44,11 @@ def _known(table: ArgumentTable, function: Callable[..., Any], skip: Iterable[st
             yield _row(f"`{name}`", theirs, _code(default), note)
 
 
-def _fields() -> Iterator[str]:
+def _fields(table: ArgumentTable, owner: type) -> Iterator[str]:
     yield from _header("field", "default in vLLM", "default here", "meaning; *what is different*")
-    meanings = described(SamplingParams)
-    for name, default in _defaults(SamplingParams).items():
-        theirs, note = _theirs(SAMPLING_FIELDS, name)
+    meanings = described(owner)
+    for name, default in _defaults(owner).items():
+        theirs, note = _theirs(table, name)
         difference = f" *{note}*" if note else ""
         yield _row(f"`{name}`", theirs, _code(default), meanings[name].replace("``", "`") + difference)
 
@@ -95,8 +104,11 @@ _TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "prompt_refused": lambda: _unknown(PROMPT_KEYS),
     "chat": lambda: _known(CHAT_ARGUMENTS, LLM.chat),
     "chat_refused": lambda: _unknown(CHAT_ARGUMENTS),
-    "sampling": _fields,
+    "beam_search": lambda: _known(BEAM_SEARCH_ARGUMENTS, LLM.beam_search),
+    "beam_search_refused": lambda: _unknown(BEAM_SEARCH_ARGUMENTS),
+    "sampling": lambda: _fields(SAMPLING_FIELDS, SamplingParams),
     "sampling_refused": lambda: _unknown(SAMPLING_FIELDS),
+    "beams": lambda: _fields(BEAM_SEARCH_FIELDS, BeamSearchParams),
 }
 
 

@@ -18,11 +18,11 @@ BEAM_SEARCH_ARGUMENTS = ArgumentTable("beam_search", [
 
 BEAM_SEARCH_FIELDS = ArgumentTable("BeamSearchParams", [
     *honoured(
-        beam_width=(REQUIRED, "at most `max_num_seqs`; 1 is greedy search"),
+        beam_width=(REQUIRED, ""),
         max_tokens=(REQUIRED, ""),
         ignore_eos=(False, ""),
-        temperature=(0.0, "0 and 1 are the same, others are refused"),
-        length_penalty=(1.0, "the length is that of the output with its end of sequence, as for Hugging Face"),
+        temperature=(0.0, "other values are refused"),
+        length_penalty=(1.0, "vLLM counts the prompt into the length, and not the end of sequence"),
         include_stop_str_in_output=(False, ""),
     ),
     *refused("use LLM.generate, which takes SamplingParams.structured_outputs", structured_outputs=None),
