@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 
 from jaxllm.errors import ParameterError
@@ -11,11 +12,17 @@ from jaxllm.errors import ParameterError
 def check_integer(name: str, value: object, low: int | None, high: int | None = None) -> None:
     """``value`` is an integer, NumPy's included, in ``[low, high]``."""
     allowed = "an integer" + (f" >= {low}" if low is not None else "") + (f" and <= {high}" if high is not None else "")
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    number = as_integer(value)
+    if number is None or (low is not None and number < low) or (high is not None and number > high):
         raise ParameterError(name, value, allowed)
-    number = value.__index__()
-    if (low is not None and number < low) or (high is not None and number > high):
-        raise ParameterError(name, value, allowed)
+
+
+def as_integer(value: object) -> int | None:
+    """The number that an integer, NumPy's included, stands for; ``None`` for anything else, True and False too."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
 
 
 def check_real(name: str, value: object, low: float, high: float | None, *, open_low: bool = False) -> None:
@@ -54,9 +61,9 @@ def checked_token_ids(name: str, ids: object) -> tuple[int, ...] | None:
         raise ParameterError(name, ids, "a list of token ids")
     found = list(ids)
     for token in found:
-        if isinstance(token, bool) or not hasattr(token, "__index__") or token.__index__() < 0:
+        if (number := as_integer(token)) is None or number < 0:
             raise ParameterError(name, token, "token ids are integers >= 0")
-    return tuple(token.__index__() for token in found)
+    return tuple(operator.index(token) for token in found)
 
 
 def checked_logit_bias(bias: object) -> Mapping[int, float] | None:
@@ -69,12 +76,12 @@ def checked_logit_bias(bias: object) -> Mapping[int, float] | None:
     for key, value in bias.items():
         if isinstance(key, str) and key.isdecimal():
             key = int(key)
-        if isinstance(key, bool) or not hasattr(key, "__index__") or key.__index__() < 0:
+        if (token := as_integer(key)) is None or token < 0:
             raise ParameterError("logit_bias", key, "keys are token ids: integers >= 0 or their decimal strings")
-        if key.__index__() in result:
+        if token in result:
             raise ParameterError("logit_bias", bias, f"token id {key} once")
         check_real(f"logit_bias[{key}]", value, -math.inf, None)
-        result[key.__index__()] = float(value)
+        result[token] = float(value)
     return result
 
 
@@ -83,15 +90,14 @@ def checked_processors(value: object, most_arguments: int) -> Mapping[str, tuple
     if value is None:
         return None
     allowed = f"a name, a list of names, or a mapping from name to at most {most_arguments} finite numbers"
-    named: Mapping[object, object]
     if isinstance(value, Mapping):
-        named = value
-    elif isinstance(value, str) or not isinstance(value, Sequence):
-        named = {value: ()}
+        named = list(value.items())
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        named = [(name, ()) for name in value]
     else:
-        named = dict.fromkeys(value, ())
+        named = [(value, ())]
     result: dict[str, tuple[float, ...]] = {}
-    for name, arguments in named.items():
+    for name, arguments in named:
         if not isinstance(name, str):
             raise ParameterError("logits_processors", value, allowed)
         numbers = (arguments,) if isinstance(arguments, int | float) else arguments

@@ -18,8 +18,8 @@ BLOCK = 8
 SIZES = {"max_model_len": 72, "max_num_seqs": 8, "max_num_batched_tokens": 64, "block_size": BLOCK,
          "kv_cache_bytes": 4 << 20, "max_logprobs": -1}
 GRAMMARS = [
-    {"regex": "[ab]{3,9}"}, {"choice": ["yes", "no", "maybe"]}, {"json": {"type": "array", "items": {"type": "boolean"}}},
-    {"json_object": True}, {"grammar": 'start: "x" (" " "y")*'},
+    {"regex": "[ab]{3,9}"}, {"choice": ["yes", "no", "maybe"]}, {"json_object": True},
+    {"json": {"type": "array", "items": {"type": "boolean"}}}, {"grammar": 'start: "x" (" " "y")*'},
 ]
 
 
