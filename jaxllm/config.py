@@ -6,6 +6,7 @@ import dataclasses
 import logging
 from typing import Any, Literal
 
+from jaxllm.checks import check_integer
 from jaxllm.errors import CapacityError, ParameterError
 from jaxllm.kv_cache.spec import KVSpec
 from jaxllm.models.config import DecoderConfig
@@ -51,16 +52,16 @@ class EngineConfig:
     logits_processors: tuple[tuple[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
-        check_int("max_num_seqs", self.max_num_seqs, 1, MAX_NUM_SEQS)
-        check_int("max_num_batched_tokens", self.max_num_batched_tokens, MIN_BATCHED_TOKENS, MAX_BATCHED_TOKENS)
-        check_int("max_model_len", self.max_model_len, 2)
-        check_int("block_size", self.block_size, 1, MAX_BLOCK_SIZE)
-        check_int("num_swap_blocks", self.num_swap_blocks, 0)
-        check_int("max_logprobs", self.max_logprobs, -1)
+        check_integer("max_num_seqs", self.max_num_seqs, 1, MAX_NUM_SEQS)
+        check_integer("max_num_batched_tokens", self.max_num_batched_tokens, MIN_BATCHED_TOKENS, MAX_BATCHED_TOKENS)
+        check_integer("max_model_len", self.max_model_len, 2)
+        check_integer("block_size", self.block_size, 1, MAX_BLOCK_SIZE)
+        check_integer("num_swap_blocks", self.num_swap_blocks, 0)
+        check_integer("max_logprobs", self.max_logprobs, -1)
         if self.logprobs_mode not in LOGPROBS_MODES:
             raise ParameterError("logprobs_mode", self.logprobs_mode, "one of " + ", ".join(map(repr, LOGPROBS_MODES)))
         if self.seed is not None:
-            check_int("seed", self.seed, 0, MAX_SEED)
+            check_integer("seed", self.seed, 0, MAX_SEED)
         if not isinstance(self.enable_prefix_caching, bool):
             raise ParameterError("enable_prefix_caching", self.enable_prefix_caching, "True or False")
         if self.scheduling_policy not in ("fcfs", "priority"):
@@ -82,13 +83,6 @@ class EngineConfig:
         return (self.num_blocks - 1) * self.block_size
 
 
-def check_int(name: str, value: object, low: int, high: int | None = None) -> None:
-    """Raise ``ParameterError`` unless ``value`` is an integer in ``[low, high]``."""
-    bound = f"an integer >= {low}" + ("" if high is None else f" and <= {high}")
-    if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
-        raise ParameterError(name, value, bound)
-
-
 def _round_down(number: int) -> int:
     """Two significant bits of a number. Free memory is never twice the same, but shapes that derive from it should be:
     each new one has to be compiled."""
@@ -103,7 +97,7 @@ def check_fraction(name: str, value: object) -> None:
 
 def plan_swap(swap_bytes: int, block_bytes: int, free_bytes: int) -> int:
     """The number of host blocks that ``swap_bytes`` of the ``free_bytes`` of host memory hold; 0 turns swapping off."""
-    check_int("swap_space", swap_bytes, 0)
+    check_integer("swap_space", swap_bytes, 0)
     if 0 < swap_bytes < block_bytes:
         raise ParameterError("swap_space", swap_bytes, f"0, or at least the {block_bytes:,} bytes of one block")
     if swap_bytes > free_bytes:
@@ -133,9 +127,9 @@ def plan_memory(
     ``max_model_len`` that does not fit raises ``CapacityError`` with the largest that would.
     """
     if max_model_len is not None:
-        check_int("max_model_len", max_model_len, 2, model.max_position_embeddings)
+        check_integer("max_model_len", max_model_len, 2, model.max_position_embeddings)
     if kv_cache_bytes is not None:
-        check_int("kv_cache_bytes", kv_cache_bytes, 1)
+        check_integer("kv_cache_bytes", kv_cache_bytes, 1)
         if kv_cache_bytes > free_bytes:
             raise CapacityError(f"kv_cache_bytes={kv_cache_bytes:,} is more than the {max(free_bytes, 0):,} bytes that "
                                 "are free beside the weights: lower kv_cache_bytes")

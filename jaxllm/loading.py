@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from jaxllm.config import check_int
+from jaxllm.checks import check_integer
 from jaxllm.errors import CheckpointError, ParameterError
 from jaxllm.models.model import Model, Params, build_model, nest
 from jaxllm.models.registry import Family, family_of
@@ -131,7 +131,7 @@ class FirstStep:
     params: SamplingParams = dataclasses.field(default_factory=lambda: SamplingParams(temperature=0.0))
 
     def __post_init__(self) -> None:
-        check_int("first_step.num_tokens", self.num_tokens, 1)
+        check_integer("first_step.num_tokens", self.num_tokens, 1)
         if not isinstance(self.params, SamplingParams):
             raise ParameterError("first_step.params", self.params, "a SamplingParams")
 

@@ -96,6 +96,11 @@ def test_dtypes_have_vllms_names(configured, dtype, name):
     assert configured(dtype=dtype).engine.model.dtype.name == name
 
 
+def test_sizes_may_be_numpys(configured):
+    sizes = {name: np.int64(SIZES[name]) for name in ("max_num_seqs", "max_num_batched_tokens", "block_size")}
+    assert configured(**sizes).engine.config == configured().engine.config
+
+
 @pytest.mark.parametrize(("given", "on"), [(None, True), (True, True), (False, False)])
 def test_the_prefix_cache_is_on_unless_turned_off(configured, given, on):
     assert configured(enable_prefix_caching=given).engine.config.enable_prefix_caching is on

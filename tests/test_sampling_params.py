@@ -61,8 +61,9 @@ def test_combinations_that_contradict_are_refused():
 
 
 def test_unknown_parameters_are_refused():
-    with pytest.raises(TypeError, match="best_of"):
-        SamplingParams(best_of=3)
+    for name in ("best_of", "temperatur", "xyzzy"):
+        with pytest.raises(ParameterError, match=name):
+            SamplingParams(**{name: 3})
 
 
 def test_values_are_normalized_and_frozen():

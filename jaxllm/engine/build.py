@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from jaxllm.checks import check_integer
 from jaxllm.compilation import use_persistent_cache
 from jaxllm.config import (
     MAX_BATCHED_TOKENS,
@@ -19,7 +20,6 @@ from jaxllm.config import (
     EngineConfig,
     Policy,
     check_fraction,
-    check_int,
     plan_memory,
     plan_swap,
 )
@@ -74,9 +74,10 @@ def choose_config(model: Model, sizes: EngineSizes, tokenizer: Tokenizer | None 
     defaults = CPU_DEFAULTS if on_host else ACCELERATOR_DEFAULTS
     chosen = {name: default if getattr(sizes, name) is None else getattr(sizes, name)
               for name, default in defaults.items()}
-    check_int("max_num_seqs", chosen["max_num_seqs"], 1, MAX_NUM_SEQS)
-    check_int("max_num_batched_tokens", chosen["max_num_batched_tokens"], MIN_BATCHED_TOKENS, MAX_BATCHED_TOKENS)
-    check_int("block_size", chosen["block_size"], 1, MAX_BLOCK_SIZE)
+    check_integer("max_num_seqs", chosen["max_num_seqs"], 1, MAX_NUM_SEQS)
+    check_integer("max_num_batched_tokens", chosen["max_num_batched_tokens"], MIN_BATCHED_TOKENS, MAX_BATCHED_TOKENS)
+    check_integer("block_size", chosen["block_size"], 1, MAX_BLOCK_SIZE)
+    chosen = {name: int(value) for name, value in chosen.items()}
     check_fraction("gpu_memory_utilization", sizes.gpu_memory_utilization)
     spec = cache_spec(model, sizes.kv_cache_dtype)
     device = jax.devices()[0]

@@ -11,7 +11,8 @@ from collections.abc import AsyncIterator, Iterable
 from typing import Any, Protocol
 
 from jaxllm.beam_search import BeamSearchParams
-from jaxllm.config import EngineConfig, check_int
+from jaxllm.checks import check_integer
+from jaxllm.config import EngineConfig
 from jaxllm.engine.admission import Admission
 from jaxllm.engine.beam_admission import beam_row, prepare_search
 from jaxllm.engine.beam_collector import BeamCollector
@@ -230,7 +231,7 @@ class Engine:
         level: 1 keeps the weights in host memory, where a CPU has them anyway; 2 drops them. ``EngineError`` while
         requests are unfinished. Requests are refused until ``wake_up``, and after level 2 until ``update_params``.
         """
-        check_int("level", level, 1, 2)
+        check_integer("level", level, 1, 2)
         with self._lock, HeldInterrupts():
             self._require_idle("sleep")
             if not self._asleep:
