@@ -22,6 +22,7 @@ from jaxllm.errors import (
 from jaxllm.outputs import CompletionOutput, Logprob, OutputError, RequestMetrics, RequestOutput
 from jaxllm.ranking import best_of
 from jaxllm.sampling_params import SamplingParams
+from jaxllm.structured.params import StructuredOutputsParams
 
 if TYPE_CHECKING:
     from jaxllm.engine.core import Engine
@@ -52,6 +53,7 @@ __all__ = [
     "RequestMetrics",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
     "UnsupportedModelError",
     "best_of",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,14 @@ class Unusable:
 
     def __init__(self, error: Exception) -> None:
         self.error = error
+
+
+def usable(make: Callable[[Any], Any], source: Any) -> Any:
+    """The prompt that ``make`` gives, or an ``Unusable`` in its place."""
+    try:
+        return make(source)
+    except ParameterError as error:
+        return Unusable(error)
 
 
 def prompt_list(prompts: Any) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from collections.abc import Generator, Mapping, Sequence
@@ -20,12 +21,12 @@ from jaxllm.engine.stats_log import StatsLog
 from jaxllm.errors import ParameterError
 from jaxllm.inputs import (
     Params,
-    Unusable,
     check_template_variables,
     conversation_list,
     params_list,
     prompt_list,
     read_template,
+    usable,
     with_priorities,
 )
 from jaxllm.loading import (
@@ -243,17 +244,11 @@ class LLM:
         CHAT_ARGUMENTS.check(others)
         conversations = conversation_list(messages)
         check_template_variables(chat_template_kwargs)
-        prompts: list[Any] = []
-        for conversation in conversations:
-            try:
-                prompts.append(self.chat_prompt(
-                    conversation, tools=tools, add_generation_prompt=add_generation_prompt,
-                    continue_final_message=continue_final_message, chat_template=chat_template,
-                    **(chat_template_kwargs or {})))
-            except ParameterError as error:
-                prompts.append(Unusable(error))
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, priority=priority,
-                             raise_on_error=raise_on_error)
+        make = functools.partial(
+            self.chat_prompt, tools=tools, add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message, chat_template=chat_template, **(chat_template_kwargs or {}))
+        return self.generate([usable(make, conversation) for conversation in conversations], sampling_params,
+                             use_tqdm=use_tqdm, priority=priority, raise_on_error=raise_on_error)
 
     def chat_prompt(self, messages: Conversation, *, chat_template: str | None = None, **options: Any
                     ) -> dict[str, Any]:

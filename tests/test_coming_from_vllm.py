@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
 import re
 from pathlib import Path
@@ -36,8 +37,11 @@ def test_every_parameter_of_llm_is_described():
 def test_methods_and_names_that_the_page_mentions_exist():
     for name in re.findall(r"`(?:llm|LLM)\.(\w+)(?=[`(.])", TEXT):
         assert name == "engine" or hasattr(LLM, name), name
-    for name in re.findall(r"\bjaxllm\.(best_of|\w*Error)\b", TEXT):
-        assert hasattr(jaxllm, name), name
+    imported = TEXT.partition("all come from `jaxllm` itself")[0].rpartition("Change the import.")[2]
+    names = re.findall(r"`(\w+)`", imported)
+    assert len(names) == 6
+    for name in [*names, "best_of", *re.findall(r"`(\w+Error)`", TEXT)]:
+        assert hasattr(jaxllm, name) or hasattr(builtins, name), name
 
 
 def test_every_field_of_the_outputs_is_named():
