@@ -16,6 +16,14 @@ Bar = bool | Callable[..., Any]
 """Whether to show a bar, or what makes one of the arguments of ``tqdm``."""
 
 
+def open_bar(shown: Bar, **arguments: Any) -> Any:
+    """A bar with these arguments of ``tqdm``, shown as ``ProgressBar`` says."""
+    if callable(shown):
+        return shown(**arguments, dynamic_ncols=True)
+    disable = None if shown and _can_be_written_to(sys.stderr) else True
+    return tqdm(**arguments, dynamic_ncols=True, disable=disable)
+
+
 class ProgressBar:
     """A ``tqdm`` bar over ``total`` samples.
 
@@ -24,11 +32,7 @@ class ProgressBar:
     """
 
     def __init__(self, total: int, *, shown: Bar) -> None:
-        arguments = {"total": total, "desc": "Generating", "unit": "sample", "dynamic_ncols": True}
-        if callable(shown):
-            self._bar = shown(**arguments)
-        else:
-            self._bar = tqdm(**arguments, disable=None if shown and _can_be_written_to(sys.stderr) else True)
+        self._bar = open_bar(shown, total=total, desc="Generating", unit="sample")
         self._started = time.perf_counter()
         self._tokens: dict[str, int] = {}
         self._finished: dict[str, int] = {}
