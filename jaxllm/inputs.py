@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxllm.checks import check_integer
 from jaxllm.errors import ParameterError
 from jaxllm.outputs import OutputError, RequestOutput
 from jaxllm.sampling_params import SamplingParams
@@ -103,7 +104,16 @@ def with_priorities(params: list[SamplingParams], priority: Any, policy: str) ->
     numbers = list(priority)
     if len(numbers) != len(params):
         raise ParameterError("priority", priority, f"one integer for each of the {len(params)} prompts")
-    return [each.replace(priority=number) for each, number in zip(params, numbers, strict=True)]
+    # Most prompts share their parameters, and a copy of them is checked anew.
+    made: dict[tuple[int, int], SamplingParams] = {}
+    found = []
+    for each, number in zip(params, numbers, strict=True):
+        check_integer("priority", number, None)
+        key = id(each), int(number)
+        if key not in made:
+            made[key] = each.replace(priority=int(number))
+        found.append(made[key])
+    return found
 
 
 def failed_output(prompt: Any, number: int, error: Exception) -> RequestOutput:

@@ -43,7 +43,7 @@ def test_an_argument_is_honoured_if_and_only_if_the_function_has_it(owner):
 @pytest.mark.parametrize(("table", "argument"), REFUSED)
 def test_what_is_not_there_is_refused_with_its_replacement_and_accepted_at_its_default(table, argument):
     table.check({argument.name: argument.default})
-    for value in (object(), "something else", np.zeros(2)):
+    for value in (object(), "something else", np.zeros(2), [np.zeros(2)], {"a": np.zeros(2)}, float("nan"), b""):
         with pytest.raises(ParameterError) as caught:
             table.check({argument.name: value})
         assert caught.value.parameter == argument.name

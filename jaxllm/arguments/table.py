@@ -117,4 +117,9 @@ def understands(table: ArgumentTable) -> Callable[[type[_T]], type[_T]]:
 
 def _equal(value: Any, known: Any) -> bool:
     # True == 1, which a number of devices is not.
-    return isinstance(value, bool) == isinstance(known, bool) and bool(value == known)
+    if isinstance(value, bool) != isinstance(known, bool):
+        return False
+    try:
+        return bool(value == known)
+    except Exception:  # a container may hold anything, such as arrays
+        return False

@@ -202,7 +202,7 @@ def test_ctrl_c_at_any_line_leaves_the_engine_whole(offset):
         engine.check_integrity()
         assert not engine.has_unfinished()
         assert engine.stats().kv_blocks_used == 0
-        assert not engine._collectors
+        assert not engine._outcomes._collectors
         line += 16
     first, second = run(engine, [([1, 2, 3], greedy(3)), ([1, 2, 3, 4, 5], greedy(5, n=2))])
     assert [sample.token_ids for sample in first.outputs] == [[0, 1, 2]]
@@ -338,3 +338,11 @@ def test_metrics_are_in_order():
     metrics = output.metrics
     assert metrics.arrival_time <= metrics.first_scheduled_time <= metrics.first_token_time <= metrics.finished_time
     assert metrics.time_to_first_token >= 0
+
+
+@pytest.mark.parametrize("request_id", [[], {}, 5, b"x", ("a",)])
+def test_a_request_id_is_text(request_id):
+    engine = scripted_engine([9])
+    with pytest.raises(ParameterError, match="request_id"):
+        engine.add_request([1, 2], SamplingParams(max_tokens=1), request_id=request_id)
+    assert not engine.has_unfinished()
