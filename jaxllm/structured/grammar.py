@@ -77,7 +77,8 @@ class Grammar:
         if self._fresh.is_error():
             raise _refused(params, _message(self._fresh))
         try:
-            self.matcher().allowed()
+            # On the original, so that its copies begin with what this computes.
+            GrammarMatcher(self, self._fresh, skip_special_tokens=True).allowed()
         except EngineError as error:
             raise _refused(params, f"it allows no text ({error})") from None
 
