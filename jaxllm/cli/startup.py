@@ -51,7 +51,7 @@ def open_checkpoint(options: ModelOptions) -> Checkpoint:
     from jaxllm.weights import GGUFSource, default_model, resolve
 
     source = resolve(options.model or default_model(), options.revision)
-    of = source if options.tokenizer is None else resolve(options.tokenizer)
+    of = source if options.tokenizer is None else resolve(options.tokenizer, download_weights=False)
     return Checkpoint(source, load_tokenizer(of.metadata if isinstance(of, GGUFSource) else of.path))
 
 
