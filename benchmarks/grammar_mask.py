@@ -34,7 +34,7 @@ from grammar_libraries import (
 from harness import describe_machine, format_table, machine_line, write_json
 from schema_features import FEATURES, Feature
 
-from jaxllm.errors import ParameterError
+from jaxllm.errors import JaxLLMError
 from jaxllm.structured import fill_masks
 from jaxllm.tokenization import Tokenizer, from_gguf
 from jaxllm.weights.gguf_header import read_header
@@ -100,6 +100,11 @@ class Cost:
     median_us: float
     max_us: float
     first_max_us: float
+
+
+def default_tokenizer() -> Tokenizer:
+    """The tokenizer of the default model."""
+    return from_gguf(read_header(packaged_file(PACKAGED_MODELS[0])).metadata)
 
 
 def measure(case: Case, library: Library, tokenizer: Tokenizer, repeat: int) -> Cost:
@@ -182,8 +187,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     chosen = parser.parse_args(arguments)
     try:
-        tokenizer = from_gguf(read_header(packaged_file(PACKAGED_MODELS[0])).metadata)
-    except ParameterError as error:
+        tokenizer = default_tokenizer()
+    except JaxLLMError as error:
         parser.error(str(error))
     module = import_xgrammar()
     libraries: list[Library] = [JaxLLM(tokenizer), LLGuidance(tokenizer)]

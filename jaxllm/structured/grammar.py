@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import os
 import re
 import threading
 from collections.abc import Sequence
@@ -202,10 +203,11 @@ def fill_masks(matchers: Sequence[GrammarMatcher], rows: Sequence[np.ndarray] | 
     """
     waiting = [matcher for matcher in matchers if matcher._allowed is None and not matcher._ended]
     computed: dict[int, np.ndarray] = {}
-    if len(waiting) > 1:
+    executor = _executor()
+    if executor is not None and len(waiting) > 1:
         words = np.empty((len(waiting), waiting[0]._grammar.vocabulary.num_words), np.uint32)
         inner = [(matcher._inner, number) for number, matcher in enumerate(waiting)]
-        _executor().unsafe_compute_mask_ptr(inner, words.ctypes.data, words[0].nbytes, len(waiting))
+        executor.unsafe_compute_mask_ptr(inner, words.ctypes.data, words[0].nbytes, len(waiting))
         computed = {id(matcher): row for matcher, row in zip(waiting, words, strict=True)}
     first_error: EngineError | None = None
     for matcher, row in zip(matchers, rows, strict=True):
@@ -220,8 +222,11 @@ def fill_masks(matchers: Sequence[GrammarMatcher], rows: Sequence[np.ndarray] | 
 
 
 @functools.cache
-def _executor() -> LLExecutor:
-    return LLExecutor()
+def _executor() -> LLExecutor | None:
+    """Threads for the masks of a step; ``None`` on few cores, where handing over would cost more than it brings."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    return LLExecutor(min(cores // 2, 16)) if cores >= 4 else None
 
 
 def _bits(token_ids: frozenset[int], vocab_size: int) -> np.ndarray:

@@ -19,6 +19,9 @@ INSIDE = -1
 """The state of a text that has begun: every token adds its own bytes."""
 # The library takes a first byte of 0xFF, which occurs in no UTF-8 text, for the mark of a special token.
 _RESERVED_BYTE = b"\xff"
+# The library knows by heart which tokens match these. Where a grammar allows all of one it need not look at each. Its
+# own are for JSON; these are for expressions such as [a-z]+ and \w+. Longer ones would not fit bounded lengths.
+_WORDS = ("[a-z]{1,10}", "[a-zA-Z]{1,10}", "[a-z ]{1,10}", "[a-zA-Z ]{1,10}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +62,8 @@ class GrammarVocabulary:
         if changes_at_the_start(tokenizer):
             self.openings = list(_openings(tokenizer, contents, self.special_ids))
         special = [*(token_id for token_id in self.special_ids if token_id < vocab_size), end]
-        self.ll_tokenizer = LLTokenizer(TokenizerWrapper(_Contents(contents, special, end)), eos_token=end)
+        wrapper = TokenizerWrapper(_Contents(contents, special, end))
+        self.ll_tokenizer = LLTokenizer(wrapper, eos_token=end, slices=[*_WORDS, *LLTokenizer.general_slices()])
         self.num_words = -(-len(contents) // 32)
         self._last_word = np.uint32((1 << (vocab_size - 1) % 32 + 1) - 1)
 

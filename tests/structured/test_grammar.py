@@ -4,6 +4,7 @@ import threading
 
 import numpy as np
 import pytest
+from llguidance import LLExecutor
 from structured.walks import accepts, allowed_ids, refuses, unpacked, words
 from tokenization.toy_tokenizers import byte_level_tokenizer
 
@@ -139,6 +140,13 @@ def test_no_more_is_rolled_back_than_was_accepted(compile_bytes, count):
     assert len(matcher._steps) == 3
 
 
+@pytest.fixture(params=[None, 2], ids=["in this thread", "in two threads"])
+def threads(request, monkeypatch):
+    executor = None if request.param is None else LLExecutor(request.param)
+    monkeypatch.setattr(grammar_module, "_executor", lambda: executor)
+
+
+@pytest.mark.usefixtures("threads")
 def test_many_masks_at_once_are_those_of_one_at_a_time(compile_bytes):
     texts = ["", "1", "12-", "12-é", "12-é."]
     matchers = [feed(compile_bytes(regex=r"\d+-\w*é?\.").matcher(), text) for text in texts]
@@ -155,6 +163,7 @@ def test_many_masks_at_once_are_those_of_one_at_a_time(compile_bytes):
     fill_masks([], rows[:0])
 
 
+@pytest.mark.usefixtures("threads")
 def test_a_text_without_continuation_fails_alone():
     tokenizer = byte_level_tokenizer(["a", "b", "</s>"])
     compiler = GrammarCompiler(tokenizer, 3, frozenset({2}))

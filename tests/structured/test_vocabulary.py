@@ -7,12 +7,15 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from structured.walks import allowed_ids, words
 from tokenization.toy_tokenizers import byte_level_tokenizer, sentencepiece_metadata
 from tokenizers import AddedToken, decoders, models
 
 from jaxllm.errors import ParameterError
 from jaxllm.structured import GrammarCompiler, StructuredOutputsParams
+from jaxllm.structured.source import grammar_source
+from jaxllm.structured.vocabulary import GrammarVocabulary, _Contents
 from jaxllm.tokenization import Tokenizer, from_gguf
 
 _PIECES = ["\u2581", "\u2581\u2581", "a", "b", "\u2581a", "\u2581ab", "ab", "\u2581b\u2581", "a\u2581", "c"]
@@ -145,3 +148,21 @@ def test_ids_without_a_token_are_never_allowed(smollm2):
     bits = np.unpackbits(row.view(np.uint8), bitorder="little")
     assert bits[:smollm2.vocab_size].sum() > 40_000
     assert not bits[smollm2.vocab_size:].any()
+
+
+@pytest.mark.parametrize("regex", [r"[A-Z][a-z]+ \w{2,9}", "[a-z ]{3,}x", r"[^\x00-\x7f]+|.{5}"])
+def test_what_the_library_knows_by_heart_changes_no_mask(smollm2, regex):
+    vocabulary = GrammarVocabulary(smollm2, smollm2.vocab_size)
+    contents = [smollm2.token_bytes(token) for token in range(smollm2.vocab_size)]
+    wrapped = TokenizerWrapper(_Contents([*contents, b""], [*smollm2.special_token_ids, len(contents)], len(contents)))
+    plain = LLTokenizer(wrapped, eos_token=len(contents), slices=[])
+    source = grammar_source(StructuredOutputsParams(regex=regex))
+    matchers = [LLMatcher(tokenizer, source) for tokenizer in (vocabulary.ll_tokenizer, plain)]
+    generator = np.random.default_rng(0)
+    for _ in range(6):
+        first, second = (np.frombuffer(matcher.compute_bitmask(), np.uint8) for matcher in matchers)
+        assert first.any()
+        assert np.array_equal(first, second)
+        token = int(generator.choice(np.flatnonzero(np.unpackbits(first, bitorder="little"))))
+        if token == len(contents) or not all([matcher.consume_token(token) for matcher in matchers]):  # noqa: C419
+            break
