@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import collections
 import functools
+import itertools
 import json
+import signal
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +46,7 @@ def _golden_outputs(ends):
     return dict(zip(map(json.dumps, items), outputs, strict=True))
 
 
+@pytest.mark.case(40)
 @pytest.mark.parametrize("item", GOLDEN["items"], ids=name)
 def test_the_engine_finds_what_hugging_face_finds(item):
     output = _golden_outputs(tuple(item["eos_token_ids"]))[json.dumps(item)]
@@ -83,6 +87,7 @@ def test_searches_that_look_beyond_the_short_list_of_logprobs_find_the_same():
     assert search_bits(short) == search_bits(long)
 
 
+@pytest.mark.case(40)
 def test_a_stop_string_over_several_tokens_finishes_a_hypothesis_and_is_cut_off():
     tokenizer = spelling("a", "b", "c", "d")
     table = path_table([START, 1, 2, 3, 4, 4], logit=3.0)
@@ -127,10 +132,22 @@ def test_equal_scores_are_in_order_of_beam_and_id():
     assert [found.token_ids for found in output.sequences] == [[0, 0], [0, 1], [0, 2], [0, 3]]
 
 
+@pytest.mark.case(40)
 def test_length_penalty_counts_the_output_without_the_prompt():
     engine = engine_on(TABLE, None, [7])
     outputs = run(engine, [([*range(20), 21], BeamSearchParams(3, 6)), ([0, 21], BeamSearchParams(3, 6))])
     assert [found.score for found in outputs[0].sequences] == [found.score for found in outputs[1].sequences]
+
+
+@pytest.mark.case(40)
+@pytest.mark.parametrize(("penalty", "best"), [(2.0, [2, 3, 4, 5, 1]), (1.0, [2, 3, 4, 5, 1]), (0.0, [1]), (-1.0, [1])])
+def test_a_penalty_above_0_favours_long_outputs_and_one_below_0_short_ones(penalty, best):
+    table = path_table([2, 3, 4, 5, 1], logit=40.0)
+    table[START, 1:3] = np.log([0.7, 0.3]) + 40
+    (output,) = run(engine_on(table, None, [1]), [([START], BeamSearchParams(2, 6, length_penalty=penalty))])
+    assert output.sequences[0].token_ids == best
+    expected = np.log(0.7 if best == [1] else 0.3) / len(best) ** penalty
+    assert output.sequences[0].score == pytest.approx(expected, rel=1e-4)  # float32 log-softmax at logits of 40
 
 
 def test_max_tokens_is_bounded_by_the_context():
@@ -147,6 +164,28 @@ def test_what_the_engine_cannot_do_is_refused_by_name(params, name):
         engine.add_request([1], params)
     assert caught.value.parameter == name
     assert not engine.has_unfinished()
+
+
+def interrupted_at(line, work):
+    """Do some work, with Ctrl-C at the ``line``-th line of the engine's code; whether there was such a line."""
+    count = itertools.count(1)
+
+    def trace(frame, event, argument):
+        if "/jaxllm/engine/" not in frame.f_code.co_filename:
+            return None
+        if event == "line" and next(count) == line:
+            signal.raise_signal(signal.SIGINT)
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(before)
+    return next(count) > line
 
 
 SEARCHES = [(prompt, BeamSearchParams(width, 12, length_penalty=penalty, early_stopping=early))
@@ -170,7 +209,7 @@ def _alone(dtype):
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.sweep)])
 @pytest.mark.parametrize(("blocks", "sizes"), [
     (None, {}), (18, {"swap_bytes": 1 << 18}), *(pytest.param(*case, marks=pytest.mark.sweep) for case in [
-        (None, {"max_num_batched_tokens": 16, "max_num_seqs": 5}), (18, {}), (24, {"swap_bytes": 1 << 14})])], ids=str)
+        (None, {"max_num_batched_tokens": 16, "max_num_seqs": 5}), (18, {}), (17, {"swap_bytes": 1 << 14})])], ids=str)
 def test_bits_are_equal_in_the_mix_with_a_small_budget_and_preemption(dtype, blocks, sizes):
     if blocks is not None:
         sizes = {**sizes, "kv_cache_bytes": pool_bytes(blocks, dtype=dtype)}
@@ -266,6 +305,28 @@ def test_an_interrupt_in_a_step_leaves_nothing_behind():
     assert inbox[-1].output().error.type == "KeyboardInterrupt"
     engine.check_integrity()
     assert engine.stats().kv_blocks_used == 0
+
+
+@pytest.mark.parametrize("offset", [0, *(pytest.param(offset, marks=pytest.mark.sweep) for offset in range(1, 16))])
+def test_ctrl_c_at_any_line_leaves_the_engine_whole(offset):
+    engine = scripted_engine(lambda sequence: 0, num_blocks=20)
+
+    def serve():
+        engine.add_request([1, 2, 3], BeamSearchParams(3, 5, ignore_eos=True), request_id="beams")
+        engine.add_request([1, 2, 3, 4, 5], greedy(5, n=2), request_id="samples")
+        while engine.has_unfinished():
+            engine.step()
+
+    line = 1 + offset
+    while interrupted_at(line, serve):
+        for request_id in ("beams", "samples"):
+            engine.abort(request_id)
+        engine.check_integrity()
+        assert not engine.has_unfinished()
+        assert engine.stats().kv_blocks_used == 0
+        assert not engine._outcomes._collectors
+        line += 16
+    assert line > 1000
 
 
 def test_logits_that_give_no_token_fail_the_search_alone():
