@@ -12,6 +12,7 @@ import typer.core
 
 import jaxllm
 from jaxllm.cli import console
+from jaxllm.cli.batch import batch
 from jaxllm.cli.chat import chat
 from jaxllm.cli.generate import generate
 from jaxllm.cli.info import info
@@ -48,6 +49,7 @@ app = typer.Typer(
 app.command()(expand_groups(generate))
 app.command()(expand_groups(chat))
 app.command()(expand_groups(info))
+app.command()(expand_groups(batch))
 
 
 def _print_version(wanted: bool) -> None:
