@@ -6,7 +6,6 @@ import asyncio
 import collections
 import itertools
 import threading
-import time
 from collections.abc import AsyncIterator, Iterable
 from typing import Any, Protocol
 
@@ -14,24 +13,21 @@ from jaxllm.beam_search import BeamSearchParams
 from jaxllm.checks import check_integer
 from jaxllm.config import EngineConfig
 from jaxllm.engine.admission import Admission
-from jaxllm.engine.beam_admission import beam_row, prepare_search
+from jaxllm.engine.beam_admission import prepare_search
 from jaxllm.engine.beam_collector import BeamCollector
-from jaxllm.engine.beam_group import BeamGroup
 from jaxllm.engine.block_manager import BlockManager
 from jaxllm.engine.collector import Collector
+from jaxllm.engine.outcomes import Outcomes
 from jaxllm.engine.plan import StepPlan
 from jaxllm.engine.prompts import Prompt
-from jaxllm.engine.request import Request, Sequence
 from jaxllm.engine.scheduler import Scheduler, SchedulerConfig
 from jaxllm.engine.seeds import derived_seed
-from jaxllm.engine.stats import EngineStats, EngineTotals
+from jaxllm.engine.stats import EngineStats
 from jaxllm.engine.stats_log import StatsLog
-from jaxllm.engine.stopping import check_stop
 from jaxllm.errors import EngineError, ParameterError
 from jaxllm.interrupt import HeldInterrupts
-from jaxllm.outputs import FinishReason, OutputError, RequestOutput
+from jaxllm.outputs import RequestOutput
 from jaxllm.runner.weights import Weights
-from jaxllm.sampling import NO_TOKEN
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.tokenization import Tokenizer
 
@@ -91,7 +87,7 @@ class Engine:
             blocks,
         )
         self._admission = Admission(config, tokenizer, self.eos_token_ids)
-        self._collectors: dict[str, Collector] = {}
+        self._outcomes = Outcomes(self.scheduler)
         self._numbers = itertools.count()
         self._num_added = 0
         self._asleep = False
@@ -100,7 +96,6 @@ class Engine:
         self._lock = threading.RLock()
         # Held, inside _lock, while a step's results are recorded: outputs can be made while the next step runs.
         self._bookkeeping = threading.RLock()
-        self._totals = EngineTotals()
 
     def add_request(self, prompt: Prompt, params: SamplingParams | BeamSearchParams | None = None, *,
                     request_id: str | None = None, inbox: Inbox | None = None) -> str:
@@ -127,10 +122,8 @@ class Engine:
                 collector: Collector = BeamCollector(request, params, self.tokenizer, self._bookkeeping, inbox)
             else:
                 collector = Collector(request, self.tokenizer, self._bookkeeping, inbox)
-            self.scheduler.add(request)
+            self._outcomes.add(collector)
             self._num_added += 1
-            self._collectors[request.request_id] = collector
-            self._totals.num_prompt_tokens += len(request.prompt_token_ids)
         return request.request_id
 
     def has_unfinished(self) -> bool:
@@ -182,11 +175,11 @@ class Engine:
             if self._stats_log is not None:
                 self._stats_log.begin_step()
             try:
-                self._note_scheduled(plan)
+                self._outcomes.scheduled(plan)
                 with interrupts.released():
                     result = self._runner.execute(plan)
                 with self._bookkeeping:
-                    progressed = self._take(plan, result)
+                    progressed = self._outcomes.take(plan, result)
             except Exception as error:
                 progressed = self._fail(plan, error)
             except BaseException as error:
@@ -200,10 +193,9 @@ class Engine:
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request; its output so far, or ``None`` if no such request is unfinished."""
         with self._lock, self._bookkeeping, HeldInterrupts():
-            if not self.scheduler.abort(request_id):
+            collector = self._outcomes.abort(request_id)
+            if collector is None:
                 return None
-            collector = self._collectors.pop(request_id)
-            self._close(collector)
             _notify([collector])
             return collector.output()
 
@@ -273,7 +265,7 @@ class Engine:
     def stats(self) -> EngineStats:
         """A snapshot of the engine's load and totals."""
         with self._lock:
-            return EngineStats.of(self.scheduler, self._totals)
+            return EngineStats.of(self.scheduler, self._outcomes.totals)
 
     def check_integrity(self) -> None:
         """Raise ``IntegrityError`` unless the invariants of scheduler and blocks hold."""
@@ -282,129 +274,16 @@ class Engine:
     def _new_id(self) -> str:
         """An id that no unfinished request has, those that callers chose included."""
         ids = (f"request-{number}" for number in self._numbers)
-        return next(request_id for request_id in ids if request_id not in self._collectors)
-
-    def _note_scheduled(self, plan: StepPlan) -> None:
-        now = time.perf_counter()
-        self._totals.num_steps += 1
-        self._totals.num_computed_tokens += plan.num_tokens
-        self._totals.num_preemptions += len(plan.preempted)
-        self._totals.num_swapped_out += len(plan.swap_out)
-        self._totals.num_swapped_in += len(plan.swap_in)
-        for sequence in plan.admitted:
-            metrics = sequence.request.metrics
-            if metrics.first_scheduled_time is None:
-                metrics.first_scheduled_time = now
-
-    def _take(self, plan: StepPlan, result: Any) -> list[Collector]:
-        """Hand a step's tokens and log-probabilities to their requests, and end those that are done."""
-        token_ids = [] if result.sampled is None else result.sampled.token_ids[:len(plan.samplers)].tolist()
-        for part in result.prompt_logprobs:
-            self._collectors[part.sequence.request.request_id].add_prompt_logprobs(
-                part.first, part.count, part.values, part.offset)
-        # A row without a token is failed below; what is appended to it does not matter.
-        self.scheduler.update(plan, [max(token, 0) for token in token_ids])
-        self._totals.num_generated_tokens += len(token_ids)
-        now = time.perf_counter()
-        progressed: dict[str, Collector] = {}
-        for row, (sampler, token) in enumerate(zip(plan.samplers, token_ids, strict=True)):
-            sequence = sampler.sequence
-            request_id = sequence.request.request_id
-            if request_id not in self._collectors:
-                continue  # another sample of the request failed just now
-            collector = progressed[request_id] = self._collectors[request_id]
-            metrics = sequence.request.metrics
-            if metrics.first_token_time is None:
-                metrics.first_token_time = now
-            if (error := _token_error(sequence, token)) is not None:
-                self._fail_request(sequence.request, error)
-                continue
-            if sequence.request.beams is not None:
-                if not self._advance_beams(sequence.request.beams, sequence, result, row):
-                    del progressed[request_id]
-                continue
-            collector.add_logprobs(sequence, result, row)
-            self._check_stop(sequence, collector, token)
-        return list(progressed.values())
-
-    def _advance_beams(self, beams: BeamGroup, sequence: Sequence, result: Any, row: int) -> bool:
-        """Take in the row of one beam; once all are there, let the search take a step. Whether it has."""
-        beams.add_row(sequence, *beam_row(result, row, beams.row_width))
-        if not beams.ready:
-            return False
-        succession = beams.advance()
-        if beams.selector.done:
-            self._end(sequence.request, "stop")
-        else:
-            self.scheduler.continue_beams(succession)
-        return True
-
-    def _end(self, request: Request, reason: FinishReason) -> None:
-        for sequence in request.sequences:
-            self.scheduler.finish(sequence, reason)
-        request.metrics.finished_time = time.perf_counter()
-        del self._collectors[request.request_id]
-
-    def _check_stop(self, sequence: Sequence, collector: Collector, token: int) -> None:
-        stop_reason: int | str | None
-        reason, stop_reason = check_stop(sequence, token)
-        stop_string = collector.add_token(sequence)
-        if stop_string is not None and reason != "stop":
-            reason, stop_reason = "stop", stop_string
-        if reason is None:
-            return
-        last_string = collector.finish(sequence)
-        if reason == "length" and last_string is not None:
-            reason, stop_reason = "stop", last_string
-        self.scheduler.finish(sequence, reason, stop_reason)
-        if sequence.request.finished:
-            sequence.request.metrics.finished_time = time.perf_counter()
-            del self._collectors[sequence.request.request_id]
+        return next(request_id for request_id in ids if request_id not in self._outcomes)
 
     def _fail(self, plan: StepPlan, error: BaseException) -> list[Collector]:
         """End the requests of a step that did not complete. If its device state is lost, all that hold some end."""
         with self._bookkeeping:
             if self._runner.intact:
-                requests = self.scheduler.drop(plan)
-            else:
-                requests = self.scheduler.reset("error")
-                self._runner.reset()
-            failed = [self._collectors[request.request_id] for request in requests
-                      if request.request_id in self._collectors]
-            for request in requests:
-                self._fail_request(request, error)
-            return failed
-
-    def _fail_request(self, request: Request, error: BaseException) -> None:
-        parameter = error.parameter if isinstance(error, ParameterError) else None
-        request.error = OutputError(type(error).__name__, str(error), parameter)
-        self.scheduler.abort(request.request_id, "error")
-        collector = self._collectors.pop(request.request_id, None)
-        if collector is not None:
-            self._close(collector)
-
-    @staticmethod
-    def _close(collector: Collector) -> None:
-        """Complete the texts of a request that was ended from outside."""
-        collector.request.metrics.finished_time = time.perf_counter()
-        for sequence in collector.request.sequences:
-            collector.finish(sequence)
-
-
-def _token_error(sequence: Sequence, token: int) -> EngineError | None:
-    """Why a sequence cannot go on with the token that it was given, if so; its constraint takes the token in."""
-    constraint = sequence.constraint
-    if token == NO_TOKEN:
-        reason = "the logits hold NaN or infinity, or every id was masked"
-        if constraint is not None and constraint.error is not None:
-            reason = str(constraint.error)
-        return EngineError(f"no token could be chosen at position {sequence.num_tokens - 1}: {reason}")
-    try:
-        if constraint is not None:
-            constraint.accept(token)
-    except EngineError as error:
-        return error
-    return None
+                return self._outcomes.fail(self.scheduler.drop(plan), error)
+            requests = self.scheduler.reset("error")
+            self._runner.reset()
+            return self._outcomes.fail(requests, error)
 
 
 def _notify(collectors: Iterable[Collector]) -> None:

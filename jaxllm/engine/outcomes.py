@@ -1,0 +1,163 @@
+"""``Outcomes``: what steps mean for the requests: tokens handed out, samples ended, requests failed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from jaxllm.engine.beam_admission import beam_row
+from jaxllm.engine.beam_group import BeamGroup
+from jaxllm.engine.collector import Collector
+from jaxllm.engine.plan import StepPlan
+from jaxllm.engine.request import Request, Sequence
+from jaxllm.engine.scheduler import Scheduler
+from jaxllm.engine.stats import EngineTotals
+from jaxllm.engine.stopping import check_stop
+from jaxllm.errors import EngineError, ParameterError
+from jaxllm.outputs import FinishReason, OutputError
+from jaxllm.sampling import NO_TOKEN
+
+
+class Outcomes:
+    """The collectors of the unfinished requests, and what becomes of them. Its caller holds the engine's locks."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.totals = EngineTotals()
+        self._scheduler = scheduler
+        self._collectors: dict[str, Collector] = {}
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._collectors
+
+    def add(self, collector: Collector) -> None:
+        """Queue a request."""
+        self._scheduler.add(collector.request)
+        self._collectors[collector.request.request_id] = collector
+        self.totals.num_prompt_tokens += len(collector.request.prompt_token_ids)
+
+    def scheduled(self, plan: StepPlan) -> None:
+        """Note that a step begins."""
+        now = time.perf_counter()
+        self.totals.num_steps += 1
+        self.totals.num_computed_tokens += plan.num_tokens
+        self.totals.num_preemptions += len(plan.preempted)
+        self.totals.num_swapped_out += len(plan.swap_out)
+        self.totals.num_swapped_in += len(plan.swap_in)
+        for sequence in plan.admitted:
+            metrics = sequence.request.metrics
+            if metrics.first_scheduled_time is None:
+                metrics.first_scheduled_time = now
+
+    def take(self, plan: StepPlan, result: Any) -> list[Collector]:
+        """Hand a step's tokens and log-probabilities to their requests, and end those that are done."""
+        token_ids = [] if result.sampled is None else result.sampled.token_ids[:len(plan.samplers)].tolist()
+        for part in result.prompt_logprobs:
+            self._collectors[part.sequence.request.request_id].add_prompt_logprobs(
+                part.first, part.count, part.values, part.offset)
+        # A row without a token is failed below; what is appended to it does not matter.
+        self._scheduler.update(plan, [max(token, 0) for token in token_ids])
+        self.totals.num_generated_tokens += len(token_ids)
+        now = time.perf_counter()
+        progressed: dict[str, Collector] = {}
+        for row, (sampler, token) in enumerate(zip(plan.samplers, token_ids, strict=True)):
+            sequence = sampler.sequence
+            request_id = sequence.request.request_id
+            if request_id not in self._collectors:
+                continue  # another sample of the request failed just now
+            collector = progressed[request_id] = self._collectors[request_id]
+            metrics = sequence.request.metrics
+            if metrics.first_token_time is None:
+                metrics.first_token_time = now
+            if (error := _token_error(sequence, token)) is not None:
+                self._fail_request(sequence.request, error)
+                continue
+            if sequence.request.beams is not None:
+                if not self._advance_beams(sequence.request.beams, sequence, result, row):
+                    del progressed[request_id]
+                continue
+            collector.add_logprobs(sequence, result, row)
+            self._check_stop(sequence, collector, token)
+        return list(progressed.values())
+
+    def _advance_beams(self, beams: BeamGroup, sequence: Sequence, result: Any, row: int) -> bool:
+        """Take in the row of one beam; once all are there, let the search take a step. Whether it has."""
+        beams.add_row(sequence, *beam_row(result, row, beams.row_width))
+        if not beams.ready:
+            return False
+        succession = beams.advance()
+        if beams.selector.done:
+            self._end(sequence.request, "stop")
+        else:
+            self._scheduler.continue_beams(succession)
+        return True
+
+    def _end(self, request: Request, reason: FinishReason) -> None:
+        for sequence in request.sequences:
+            self._scheduler.finish(sequence, reason)
+        request.metrics.finished_time = time.perf_counter()
+        del self._collectors[request.request_id]
+
+    def _check_stop(self, sequence: Sequence, collector: Collector, token: int) -> None:
+        stop_reason: int | str | None
+        reason, stop_reason = check_stop(sequence, token)
+        stop_string = collector.add_token(sequence)
+        if stop_string is not None and reason != "stop":
+            reason, stop_reason = "stop", stop_string
+        if reason is None:
+            return
+        last_string = collector.finish(sequence)
+        if reason == "length" and last_string is not None:
+            reason, stop_reason = "stop", last_string
+        self._scheduler.finish(sequence, reason, stop_reason)
+        if sequence.request.finished:
+            sequence.request.metrics.finished_time = time.perf_counter()
+            del self._collectors[sequence.request.request_id]
+
+    def fail(self, requests: Iterable[Request], error: BaseException) -> list[Collector]:
+        """End requests that the scheduler has dropped, with an error."""
+        requests = list(requests)
+        failed = [self._collectors[request.request_id] for request in requests
+                  if request.request_id in self._collectors]
+        for request in requests:
+            self._fail_request(request, error)
+        return failed
+
+    def abort(self, request_id: str) -> Collector | None:
+        """End a request; its collector, or ``None`` if no such request is unfinished."""
+        if not self._scheduler.abort(request_id):
+            return None
+        collector = self._collectors.pop(request_id)
+        _close(collector)
+        return collector
+
+    def _fail_request(self, request: Request, error: BaseException) -> None:
+        parameter = error.parameter if isinstance(error, ParameterError) else None
+        request.error = OutputError(type(error).__name__, str(error), parameter)
+        self._scheduler.abort(request.request_id, "error")
+        collector = self._collectors.pop(request.request_id, None)
+        if collector is not None:
+            _close(collector)
+
+
+def _token_error(sequence: Sequence, token: int) -> EngineError | None:
+    """Why a sequence cannot go on with the token that it was given, if so; its constraint takes the token in."""
+    constraint = sequence.constraint
+    if token == NO_TOKEN:
+        reason = "the logits hold NaN or infinity, or every id was masked"
+        if constraint is not None and constraint.error is not None:
+            reason = str(constraint.error)
+        return EngineError(f"no token could be chosen at position {sequence.num_tokens - 1}: {reason}")
+    try:
+        if constraint is not None:
+            constraint.accept(token)
+    except EngineError as error:
+        return error
+    return None
+
+
+def _close(collector: Collector) -> None:
+    """Complete the texts of a request that was ended from outside."""
+    collector.request.metrics.finished_time = time.perf_counter()
+    for sequence in collector.request.sequences:
+        collector.finish(sequence)
