@@ -60,6 +60,8 @@ class SamplingParams:
     logprobs: report log-probabilities (float32) of each chosen token and of the ``logprobs`` most likely ones, at most
         the engine's ``max_logprobs``; 0 the chosen token's only, -1 of the whole vocabulary, ``None`` none.
     prompt_logprobs: the same for the prompt's tokens (the first has none); always of the raw logits.
+    prompt_logprobs_start: the first position of the prompt that has them, ``>= 0``; those before are ``None``, and may
+        come from the prefix cache.
     logprob_token_ids: report these ids' log-probabilities at each position, besides the chosen token's; at most 128.
     logprobs_mode: what ``logprobs`` are: "raw_logprobs", the log-softmax of the model's logits, or
         "processed_logprobs", that of the distribution drawn from: after processors, biases, penalties, masks,
@@ -99,6 +101,7 @@ class SamplingParams:
     min_tokens: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    prompt_logprobs_start: int = 0
     logprob_token_ids: Sequence[int] | None = None
     logprobs_mode: LogprobsMode | None = None
     detokenize: bool = True
@@ -147,6 +150,9 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name), -1)
+        check_integer("prompt_logprobs_start", self.prompt_logprobs_start, 0)
+        if self.prompt_logprobs_start and self.prompt_logprobs is None:
+            raise ParameterError("prompt_logprobs_start", self.prompt_logprobs_start, "0 without prompt_logprobs")
         self._set("logprob_token_ids", checked_token_ids("logprob_token_ids", self.logprob_token_ids))
         if self.logprob_token_ids is not None and not 1 <= len(self.logprob_token_ids) <= MAX_LOGPROB_TOKEN_IDS:
             allowed = f"1 to {MAX_LOGPROB_TOKEN_IDS} ids (logprobs=-1 reports all)"

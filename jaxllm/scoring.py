@@ -105,11 +105,16 @@ def score(llm: LLM, contexts: Sequence[Text], continuations: Sequence[Text], *, 
             scores[number] = _failed(OutputError(type(error).__name__, str(error), error.parameter))
     order = _context_by_context(pairs, llm.engine.config.max_num_seqs)
     prompts = [{"prompt_token_ids": list(pairs[number].token_ids)} for number in order]
-    params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1, detokenize=False)
+    params = [_params(pairs[number].start) for number in order]
     outputs = llm.generate(prompts, params, use_tqdm=use_tqdm)
     for number, output in zip(order, outputs, strict=True):
         scores[number] = _score_of(pairs[number], output)
     return [found for found in scores if found is not None]
+
+
+def _params(start: int) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1, prompt_logprobs_start=start,
+                          detokenize=False)
 
 
 def _encode_texts(tokenizer: Tokenizer, context: str, continuation: str) -> tuple[list[int], int]:

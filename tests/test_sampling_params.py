@@ -29,6 +29,7 @@ BAD = {
     "min_tokens": [-1, 1.5],
     "logprobs": [-1, 1.5, True],
     "prompt_logprobs": [-1],
+    "prompt_logprobs_start": [-1, 1.5, True, 3],
     "logit_bias": [{-1: 1}, {"a": 1}, {1: math.nan}, {1: math.inf}, [1], {1.5: 1}, {1: 10**400}],
     "allowed_token_ids": [[], [-1]],
     "banned_token_ids": [[-1], "ab"],

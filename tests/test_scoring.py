@@ -152,6 +152,17 @@ def test_pairs_come_back_in_order_whatever_contexts_they_share(llm):
     assert score(llm, contexts, continuations) == alone * 5
 
 
+def test_pairs_of_one_context_compute_it_once(tmp_path):
+    llm = llm_on(tmp_path / "m", TABLE, *"abc ", special=["<s>"], bos="<s>", max_num_seqs=2)
+    contexts = [letter * 40 for letter in "abcab" for _ in range(6)]
+    continuations = ["a", "b", "c", "ab", "bc", "ca"] * 5
+    scores = score(llm, contexts, continuations)
+    # Three contexts of 41 tokens, of which the other 27 pairs find all whole blocks of 4.
+    assert llm.stats().num_computed_tokens < 3 * 45 + 27 * 5
+    assert scores == [score(llm, [context], [continuation])[0]
+                      for context, continuation in zip(contexts, continuations, strict=True)]
+
+
 def test_a_pair_that_cannot_be_scored_fails_alone(llm):
     contexts = ["a", "a" * 20, "a", [A], "", [99], "b"]
     continuations = ["b", "b", "", "b", "b", [A], "a"]

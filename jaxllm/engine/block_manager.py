@@ -120,11 +120,11 @@ class BlockManager:
     def find_prefix(self, sequence: Sequence) -> PrefixBlocks:
         """The longest published prefix of the sequence's tokens. Changes nothing."""
         found: PrefixBlocks = [[] for _ in range(self.num_groups)]
-        if not self.enable_prefix_caching or sequence.wants_prompt_logprobs:
+        if not self.enable_prefix_caching or sequence.num_reusable < self.block_size:
             return found
         chain = self._chain_of(sequence)
         chain.extend(sequence.token_ids)
-        for content in chain.hashes[: (sequence.num_tokens - 1) // self.block_size]:
+        for content in chain.hashes[: sequence.num_reusable // self.block_size]:
             blocks = [self._pool.find((group, content)) for group in range(self.num_groups)]
             for table, block in zip(found, blocks, strict=True):
                 if block is None:
@@ -152,7 +152,7 @@ class BlockManager:
         sequence.num_computed = columns * self.block_size
         if sequence.num_preemptions == sequence.num_output == 0:
             sequence.num_cached_tokens = sequence.num_computed
-            if self.enable_prefix_caching and not sequence.wants_prompt_logprobs:
+            if self.enable_prefix_caching and (sequence.num_reusable or not sequence.wants_prompt_logprobs):
                 self._prefix_queries += sequence.num_tokens
                 self._prefix_hits += sequence.num_computed
         kept = self.swap.take(sequence)

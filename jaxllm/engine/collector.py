@@ -62,7 +62,10 @@ class Collector:
         self.inbox = inbox
         params = request.params
         self._decode: Callable[[int], str | None] = tokenizer.token_text if tokenizer is not None else lambda _: None
-        self._prompt_logprobs: list[LogprobDict | None] | None = None if params.prompt_logprobs is None else [None]
+        self._prompt_logprobs: list[LogprobDict | None] | None = None
+        if params.prompt_logprobs is not None:
+            first = min(max(params.prompt_logprobs_start, 1), len(request.prompt_token_ids))
+            self._prompt_logprobs = [None] * first
         self._logprobs: list[list[LogprobDict]] = [[] for _ in request.sequences]
         self._cumulative = [0.0] * len(request.sequences)
         self._kept_mass: list[list[float]] = [[] for _ in request.sequences]

@@ -183,10 +183,20 @@ class Sequence:
     def wants_prompt_logprobs(self) -> bool:
         """Whether the prompt's log-probabilities are still to be reported from this sequence's forward passes.
 
-        Only sample 0 reports them, and has done so once it has generated a token. While it wants them the whole prompt
-        has to be computed, so the prefix cache is not read.
+        Only sample 0 reports them, and has done so once it has generated a token.
         """
         return self.index == 0 and self.params.prompt_logprobs is not None and self.num_tokens == self.num_prompt
+
+    @property
+    def num_reusable(self) -> int:
+        """How many of its first tokens need not be computed if the prefix cache has them.
+
+        Those before the last, which is sampled from; and while the prompt's log-probabilities are wanted, those before
+        the first position that gives one.
+        """
+        if not self.wants_prompt_logprobs:
+            return self.num_tokens - 1
+        return max(min(self.params.prompt_logprobs_start, self.num_tokens) - 1, 0)
 
     def take_tokens(self, other: Sequence) -> None:
         """Become equal in tokens to another sample of the request."""

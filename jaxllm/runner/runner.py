@@ -214,10 +214,11 @@ class Runner:
             if not sequence.wants_prompt_logprobs:
                 continue
             # The hidden state at a position predicts the token after it.
+            first = max(start + 1, sequence.params.prompt_logprobs_start)
             stop = min(start + count + 1, sequence.num_prompt)
             whole = needs_prompt_vocab_logprobs(sequence.params)
             size = VOCAB_LOGPROB_ROWS if whole else prompt_logprob_rows(hidden.shape[0])
-            for chunk in range(start + 1, stop, size):
+            for chunk in range(first, stop, size):
                 taken = min(size, stop - chunk)
                 row = int(query_start[slot]) + chunk - 1 - start
                 if whole:

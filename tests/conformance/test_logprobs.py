@@ -10,6 +10,7 @@ import pytest
 from scripted_model import SIZE, START, engine_on, spelling
 from support import bits, greedy, pool_bytes, prompts, run, tiny_engine
 
+from jaxllm.errors import ParameterError
 from jaxllm.sampling_params import SamplingParams
 
 TOLERANCE = 1e-5
@@ -157,3 +158,40 @@ def test_preempted_requests_report_each_logprob_once_and_as_with_a_large_pool(op
     for output in outputs:
         assert len(output.prompt_logprobs) == len(output.prompt_token_ids)
         assert {len(sample.logprobs) for sample in output.outputs} == {24}
+
+
+@pytest.mark.case(13)
+@pytest.mark.parametrize("start", [0, 1, 2, 8, 9, 17, 39, 40, 100])
+def test_prompt_logprobs_from_a_position_on_are_those_of_the_whole_and_reuse_what_comes_before(start):
+    prompt = prompts(1, seed=9, low=40, high=41)[0]
+    params = greedy(3, prompt_logprobs=2, logprobs=1)
+    (whole,) = run(_engine(False), [(prompt, params)])
+    later = params.replace(prompt_logprobs_start=start)
+    engine = _engine(True)
+    for cached in (False, True):
+        engine.reset_prefix_cache()
+        if cached:
+            run(engine, [(prompt, greedy(1))])
+        (output,) = run(engine, [(prompt, later)])
+        assert bits(output)[0] == bits(whole)[0]
+        first = min(max(start, 1), 40)
+        assert output.prompt_logprobs == [None] * first + whole.prompt_logprobs[first:]
+        # The position before the first one wanted has to be computed.
+        assert output.num_cached_tokens == (cached and (first - 1) // 8 * 8)
+
+
+@pytest.mark.case(28)
+def test_preempted_requests_report_prompt_logprobs_from_a_position_on_once():
+    requests = [(prompt, greedy(24, prompt_logprobs=1, prompt_logprobs_start=1 + 3 * number))
+                for number, prompt in enumerate(prompts(8, seed=2, low=20))]
+    wanted = [bits(output) for output in run(_engine(False), requests)]
+    engine = tiny_engine(max_num_batched_tokens=24, kv_cache_bytes=pool_bytes(17))
+    for _ in range(2):
+        assert [bits(output) for output in run(engine, requests)] == wanted
+    assert engine.stats().num_preemptions > 0
+
+
+def test_a_start_that_makes_no_sense_is_refused():
+    for start, count in ((-1, 1), (1.5, 1), (True, 1), (3, None)):
+        with pytest.raises(ParameterError, match="prompt_logprobs_start"):
+            SamplingParams(prompt_logprobs=count, prompt_logprobs_start=start)
