@@ -28,10 +28,9 @@ class _Text:
     num_decoded: int = 0
     parts: list[str] = dataclasses.field(default_factory=list)
 
-    def feed(self, tokens: np.ndarray, *, armed: bool) -> str | None:
+    def feed(self, tokens: list[int], *, armed: bool) -> str | None:
         """Decode tokens; returns the stop string that they complete, if any."""
-        self.num_decoded += len(tokens)
-        self.parts.append(self.stops.feed(self.detokenizer.append(tokens.tolist()), armed=armed))
+        self.parts.append(self.stops.feed(self.detokenizer.append(tokens), armed=armed))
         return self.stops.stop_string
 
     def finish(self, *, armed: bool) -> str | None:
@@ -184,5 +183,11 @@ class Collector:
         )
 
     def _decode_new(self, sequence: Sequence, *, armed: bool) -> str | None:
-        text = self._texts[sequence.index]
-        return text.feed(sequence.output_token_ids[text.num_decoded:], armed=armed)
+        text, request = self._texts[sequence.index], self.request
+        tokens = sequence.output_token_ids[text.num_decoded:].tolist()
+        shown = tokens
+        if request.params.structured_outputs is not None:
+            # What follows a grammar must parse, also where special tokens are shown.
+            shown = [token for token in tokens if token not in request.eos_token_ids]
+        text.num_decoded += len(tokens)
+        return text.feed(shown, armed=armed)
