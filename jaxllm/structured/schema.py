@@ -69,8 +69,10 @@ def _checked(node: dict[str, Any], at: str, root: dict[str, Any], closed: bool) 
     """A copy of one schema, every keyword of which is enforced or restricts nothing."""
     result: dict[str, Any] = {}
     for key, value in node.items():
-        if key == "uniqueItems" and value is False:
-            continue
+        if key == "$schema" or (key == "uniqueItems" and value is False):
+            continue  # every schema is read as one of the same draft
+        if key == "$id" and at != "#":
+            raise _unenforceable(key, at, "it would change what $ref means there; only the whole schema can have one")
         if key == "x-guidance":
             raise _unenforceable(key, at, "set whitespace_pattern or disable_any_whitespace instead")
         if key not in ENFORCED and key not in ANNOTATIONS and not key.startswith("x-"):

@@ -107,6 +107,24 @@ def test_what_cannot_be_enforced_is_refused_by_its_name_and_place(byte_compiler,
     assert raised.value.parameter == "structured_outputs"
 
 
+def test_a_name_within_the_schema_that_moves_references_is_refused(byte_compiler):
+    schema = {"$id": "https://example.com/a", "$defs": {"b": {"$id": "b", "type": "null"}}, "$ref": "#/$defs/b"}
+    with pytest.raises(ParameterError, match=r"'\$id' at #/\$defs/b"):
+        byte_compiler.compile(StructuredOutputsParams(json=schema))
+    del schema["$defs"]["b"]["$id"]
+    assert accepts(byte_compiler.compile(StructuredOutputsParams(json=schema)), "null")
+
+
+@pytest.mark.parametrize("draft", ["http://json-schema.org/draft-04/schema#", "https://example.com/unknown"])
+def test_whatever_draft_is_named_keywords_mean_the_same(compile_bytes, draft):
+    properties = an_object(["a"], a={"id": "#y", "const": 1}, b={"prefixItems": [{"$ref": "#"}]})
+    schema = {"$schema": draft, "id": "https://example.com/x", **properties}
+    grammar = compile_bytes(json=schema)
+    assert accepts(grammar, '{"a":1,"b":[{"a":1}]}')
+    assert not accepts(grammar, '{"a":2}')
+    assert not accepts(grammar, '{"a":1,"b":[2]}')
+
+
 def test_older_drafts_do_not_hide_newer_keywords(byte_compiler):
     schema = {"$schema": "http://json-schema.org/draft-07/schema#", "dependentRequired": {"a": ["b"]}}
     with pytest.raises(ParameterError, match="dependentRequired"):
