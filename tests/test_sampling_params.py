@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from jaxllm.errors import ParameterError
 from jaxllm.sampling_params import MAX_SEED, SamplingParams
+from jaxllm.structured import StructuredOutputsParams
 
 BAD = {
-    "n": [0, -1, 1.5, True, "2", None],
+    "n": [0, -1, 1.5, True, "2", None, 10**9],
     "temperature": [-0.1, math.nan, math.inf, "0.5", None, True, 10**400],
     "top_p": [0, 1.01, -0.5, math.nan],
     "top_k": [-2, 1.5, None],
@@ -27,8 +28,14 @@ BAD = {
     "stop_token_ids": [[-1], [1.5], "12", [True], 5],
     "max_tokens": [0, -1, 2.5],
     "min_tokens": [-1, 1.5],
-    "logprobs": [-1, 1.5, True],
-    "prompt_logprobs": [-1],
+    "logprobs": [-2, 1.5, True],
+    "prompt_logprobs": [-2],
+    "logprob_token_ids": [[], [-1], 5, list(range(129))],
+    "logprobs_mode": ["raw", "raw_logits", True],
+    "bad_words": ["", [""], 5, [5]],
+    "logits_processors": [5, [5], {"a": "b"}, {"a": [math.nan]}, {"a": range(9)}, {1, 2}],
+    "structured_outputs": [{"json": {}}, "a+"],
+    "truncate_prompt_tokens": [0, -2, 1.5],
     "prompt_logprobs_start": [-1, 1.5, True, 3],
     "logit_bias": [{-1: 1}, {"a": 1}, {1: math.nan}, {1: math.inf}, [1], {1.5: 1}, {1: 10**400}],
     "allowed_token_ids": [[], [-1]],
@@ -59,6 +66,8 @@ def test_combinations_that_contradict_are_refused():
         SamplingParams(min_tokens=5, max_tokens=4)
     with pytest.raises(ParameterError, match="detokenize"):
         SamplingParams(stop="x", detokenize=False)
+    with pytest.raises(ParameterError, match="ignore_eos"):
+        SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"), ignore_eos=True)
 
 
 def test_unknown_parameters_are_refused():

@@ -24,8 +24,8 @@ def check_stop(sequence: Sequence, token: int) -> tuple[FinishReason | None, int
     """Whether ``token``, just appended, ends the sample: (finish reason, stop reason), both ``None`` to go on.
 
     End of sequence (any of the model's ids, unless ``ignore_eos``) has no stop reason; a stop id is its own. Where the
-    model has no end of sequence, a grammar's complete text ends the sample. All come before the length, so that a sample
-    whose last allowed token is one of them counts as complete.
+    model has no end of sequence, a grammar's complete text ends the sample. All come before the length, so that a
+    sample whose last allowed token is one of them counts as complete.
     """
     request = sequence.request
     if token in request.stop_ids and may_stop(sequence):

@@ -39,8 +39,10 @@ LogitsProcessor = Callable[[Float[Array, " V"], LogitsState], Float[Array, " V"]
 """A pure JAX function of float32 logits ``[V]`` and a ``LogitsState``, to logits ``[V]``."""
 
 
-def check_processors(processors: Any, vocab_size: int, max_length: int) -> tuple[tuple[str, LogitsProcessor], ...]:
-    """The processors with their names, each tried on abstract arguments; ``ParameterError`` for one that cannot work."""
+def check_processors(
+    processors: Any, vocab_size: int, max_length: int
+) -> tuple[tuple[str, LogitsProcessor], ...]:
+    """The processors with their names, each tried on abstract arguments; ``ParameterError`` says which cannot work."""
     allowed = f"a mapping from at most {MAX_PROCESSORS} names to JAX functions (logits, state) -> logits"
     if not isinstance(processors, Mapping) or len(processors) > MAX_PROCESSORS:
         raise ParameterError("logits_processors", processors, allowed)

@@ -48,7 +48,7 @@ def to_logprobs(
 class VocabularyLogprobs(Mapping[int, Logprob]):
     """Every token's ``Logprob`` at one position, made when looked at: the chosen token first, then by likelihood.
 
-    logprobs: f32[V], -inf for tokens that cannot occur, which are not in the mapping. raw: the log-softmax of the model's
+    logprobs: f32[V], -inf for tokens that cannot occur, which are not in the mapping. raw: log-softmax of the model's
     logits, where ``logprobs`` are processed ones.
     """
 

@@ -34,7 +34,8 @@ def test_only_allowed_tokens_are_chosen_whatever_the_request_asks_for():
     options = [one.replace(allowed_token_ids=None, banned_token_ids=None) for one in OPTIONS]
     state = full_state(options)
     for position in range(20):
-        _, output = run(logits_for(16, seed=position), build_rows(options, position=position), state, Variant.MASKED, mask)
+        rows = build_rows(options, position=position)
+        _, output = run(logits_for(16, seed=position), rows, state, Variant.MASKED, mask)
         assert set(np.asarray(output.token_ids).tolist()) <= set(allowed)
 
 

@@ -53,7 +53,8 @@ def test_processed_logprobs_are_the_log_softmax_of_what_the_filters_keep(number)
     assert min(abs(mass - want) for _, want in candidates) <= 1e-4
     assert float(output.raw_logprob[number]) == pytest.approx(log_softmax(logits[number])[token], abs=1e-4)
     assert int(output.rank[number]) == 1 + int((scaled > scaled[token]).sum())
-    top = [int(i) for i, value in zip(output.top_ids[number], output.top_logprobs[number], strict=True) if value > -np.inf]
+    possible = np.asarray(output.top_logprobs[number]) > -np.inf
+    top = np.asarray(output.top_ids[number])[possible].tolist()
     assert top == order[:len(top)].tolist()
     assert min(20, fewest) <= len(top) <= most
 
