@@ -23,7 +23,7 @@ HEADER = {"line": int, "custom_id": str | None, "request": str, "defaults": str}
 def defaults_digest(defaults: SamplingParams) -> str:
     """16 hexadecimal digits that tell sampling parameters from others; fields at their defaults do not count."""
     plain = SamplingParams()
-    changed = {field.name: getattr(defaults, field.name) for field in dataclasses.fields(defaults)
+    changed = {field.name: _one_form(getattr(defaults, field.name)) for field in dataclasses.fields(defaults)
                if getattr(defaults, field.name) != getattr(plain, field.name)}
     text = json.dumps(changed, default=_as_json, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
@@ -49,13 +49,13 @@ def error_of(error: Exception) -> OutputError:
 
 def encode(record: Record) -> bytes:
     """The line, its end included. No other character in it ends a line anywhere."""
-    text = json.dumps(record, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(record, default=_as_json, ensure_ascii=False, allow_nan=False)
     for letter in "\x85\u2028\u2029":
         text = text.replace(letter, f"\\u{ord(letter):04x}")
     try:
         return f"{text}\n".encode()
     except UnicodeEncodeError:  # half a surrogate pair, which JSON can hold and UTF-8 cannot
-        return f"{json.dumps(record, allow_nan=False)}\n".encode("ascii")
+        return f"{json.dumps(record, default=_as_json, allow_nan=False)}\n".encode("ascii")
 
 
 def _error(error: OutputError | None) -> Record | None:
@@ -90,5 +90,13 @@ def _number(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
+def _one_form(value: Any) -> Any:
+    """2.0 as 2, as which it compares equal."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 def _as_json(value: Any) -> Any:
-    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else list(value)
+    """What ``json`` cannot write by itself: NumPy's numbers and dataclasses."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    return value.item()
