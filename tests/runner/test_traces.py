@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from conformance.matrix import make_llm, run_mix
 from mixes import mixed_requests
 from support import run, tiny_engine
+from tiny_folder import write_tiny_folder
 
 
 def _check(batches, first_seed):
@@ -29,3 +31,14 @@ def test_no_trace_after_the_warm_up_over_random_batches():
 @pytest.mark.sweep
 def test_no_trace_after_the_warm_up_over_200_random_batches():
     _check(200, 2000)
+
+
+def test_grammars_processors_and_whole_vocabularies_are_compiled_once(tmp_path):
+    llm = make_llm(write_tiny_folder(tmp_path / "model"), "float32", max_num_batched_tokens=32)
+    llm.warm_up()
+    programs = llm.engine._runner.programs
+    traces = dict(programs.traces)
+    assert programs.num_executables == len(programs.all_keys())
+    outputs = [output for seed in range(100, 120) for output in run_mix(llm, seed)]
+    assert dict(programs.traces) == traces
+    assert any(sample["mass"] for output in outputs for sample in output["samples"])
