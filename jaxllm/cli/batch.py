@@ -25,7 +25,7 @@ def batch(
     sampling: SamplingOptions,
     engine: EngineOptions,
     requests: Annotated[Path, typer.Argument(
-        metavar="REQUESTS", show_default=False, help="A JSONL file: a request per line.")],
+        metavar="REQUESTS", show_default=False, exists=True, dir_okay=False, help="A JSONL file: a request per line.")],
     results: Annotated[Path, typer.Argument(
         metavar="RESULTS", show_default=False,
         help="The JSONL file that results are appended to; - is standard output, which cannot be resumed.")],
