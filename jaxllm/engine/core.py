@@ -226,10 +226,9 @@ class Engine:
         check_integer("level", level, 1, 2)
         with self._lock, HeldInterrupts():
             self._require_idle("sleep")
-            if not self._asleep:
-                self._asleep, self._has_weights = True, level == 1
-                self.scheduler.blocks.bump_weight_version()
-                self._runner.sleep(level)
+            self.scheduler.blocks.bump_weight_version()
+            self._runner.sleep(level)
+            self._asleep, self._has_weights = True, self._has_weights and level == 1
 
     def wake_up(self) -> None:
         """End ``sleep``, with an empty cache."""

@@ -23,16 +23,17 @@ def stop_reason_of(request: Request, token: int) -> int | None:
 def check_stop(sequence: Sequence, token: int) -> tuple[FinishReason | None, int | None]:
     """Whether ``token``, just appended, ends the sample: (finish reason, stop reason), both ``None`` to go on.
 
-    End of sequence (any of the model's ids, unless ``ignore_eos``) has no stop reason; a stop id is its own. Where the
-    model has no end of sequence, a grammar's complete text ends the sample. All come before the length, so that a
-    sample whose last allowed token is one of them counts as complete.
+    End of sequence (any of the model's ids, unless ``ignore_eos``) has no stop reason; a stop id is its own. Both come
+    before the length, so that a sample whose last allowed token is one of them counts as complete; so does a grammar's
+    complete text, which at the length, or where the model has no end of sequence, ends without one.
     """
     request = sequence.request
     if token in request.stop_ids and may_stop(sequence):
         return "stop", stop_reason_of(request, token)
-    if not request.eos_token_ids and sequence.constraint is not None and sequence.constraint.complete:
-        return "stop", None
     # max_tokens never exceeds the room that max_model_len leaves.
-    if sequence.num_output >= request.max_tokens:
+    at_length = sequence.num_output >= request.max_tokens
+    if (at_length or not request.eos_token_ids) and sequence.constraint is not None and sequence.constraint.complete:
+        return "stop", None
+    if at_length:
         return "length", None
     return None, None

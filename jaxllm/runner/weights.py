@@ -43,9 +43,10 @@ class Weights:
         return {**self.outer, "layers": dict(enumerate(self.layers))}
 
     def put_aside(self) -> None:
-        """Move them to host memory."""
-        self._asleep = jax.tree.map(np.asarray, self.params)
-        self._forget()
+        """Move them to host memory; nothing where there are none."""
+        if self.present:
+            self._asleep = jax.tree.map(np.asarray, self.params)
+            self._forget()
 
     def drop(self) -> None:
         """Forget them."""
@@ -75,7 +76,9 @@ def check_params(model: Model, params: Any) -> Params:
         raise ParameterError("params", f"{len(leaves)} arrays", "the model's tree of parameters: "
                              + "; ".join(problems[:_SHOWN]) + more)
     treedef = jax.tree.structure(params)
-    placed = [jnp.asarray(leaf, model.specs[path].dtype) for path, leaf in leaves.items()]
+    # JAX may share the memory of NumPy arrays, which their owner can change; its own arrays never change.
+    placed = [(jnp.asarray if isinstance(leaf, jax.Array) else jnp.array)(leaf, model.specs[path].dtype)
+              for path, leaf in leaves.items()]
     return jax.tree.unflatten(treedef, placed)
 
 
