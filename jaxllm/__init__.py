@@ -22,6 +22,7 @@ from jaxllm.errors import (
 from jaxllm.outputs import CompletionOutput, Logprob, OutputError, RequestMetrics, RequestOutput
 from jaxllm.ranking import best_of
 from jaxllm.sampling_params import SamplingParams
+from jaxllm.scoring import Score
 from jaxllm.structured.params import StructuredOutputsParams
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ __all__ = [
     "RequestMetrics",
     "RequestOutput",
     "SamplingParams",
+    "Score",
     "StructuredOutputsParams",
     "UnsupportedModelError",
     "best_of",

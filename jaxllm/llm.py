@@ -45,6 +45,7 @@ from jaxllm.quantities import parse_bytes, parse_gibibytes
 from jaxllm.request_batch import complete, stream
 from jaxllm.sampling import LogitsProcessor
 from jaxllm.sampling_params import LogprobsMode, SamplingParams
+from jaxllm.scoring import Score, Text, score
 from jaxllm.tokenization import Tokenizer
 from jaxllm.tokenization.chat import Message
 from jaxllm.weights import ModelSource
@@ -218,6 +219,10 @@ class LLM:
         wanted = search_params_list(params, len(prompts))
         outputs = complete(self.engine, prompts, wanted, use_tqdm=use_tqdm, raise_on_error=raise_on_error)
         return [as_search_output(output) for output in outputs]
+
+    def score(self, contexts: Sequence[Text], continuations: Sequence[Text], *, use_tqdm: Bar = True) -> list[Score]:
+        """The log-likelihood of each continuation after its context, in their order; see ``jaxllm.scoring.score``."""
+        return score(self, contexts, continuations, use_tqdm=use_tqdm)
 
     def chat(
         self,

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 from jaxllm.errors import ParameterError
 from jaxllm.outputs import OutputError, RequestOutput
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.tokenization import Tokenizer
 
 if TYPE_CHECKING:
     from jaxllm.llm import LLM
+    from jaxllm.progress import Bar
+    from jaxllm.tokenization import Tokenizer
 
 Text = str | Sequence[int]
 """Text, or the token ids of one."""
@@ -82,7 +83,7 @@ def encode_pair(tokenizer: Tokenizer | None, context: Text, continuation: Text) 
     return EncodedPair(tuple(ids), start)
 
 
-def score(llm: LLM, contexts: Sequence[Text], continuations: Sequence[Text], *, use_tqdm: Any = True) -> list[Score]:
+def score(llm: LLM, contexts: Sequence[Text], continuations: Sequence[Text], *, use_tqdm: Bar = True) -> list[Score]:
     """The log-likelihood of each continuation after its context, in their order; see ``encode_pair``.
 
     A pair that cannot be scored, for instance one longer than ``max_model_len - 1`` tokens, carries its error and the

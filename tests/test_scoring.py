@@ -181,5 +181,10 @@ def test_lists_that_do_not_match_are_refused(llm, contexts, continuations, name)
     assert caught.value.parameter == name
 
 
+def test_an_llm_scores(llm):
+    contexts, continuations = ["a", "ab "], ["b", "c"]
+    assert llm.score(contexts, continuations) == score(llm, contexts, continuations)
+
+
 def test_no_pairs_have_no_scores(llm):
     assert score(llm, [], []) == []
