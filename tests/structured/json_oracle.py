@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from decimal import Decimal
 from fractions import Fraction
 
 _TYPES = {"null": type(None), "boolean": bool, "string": str, "array": list, "object": dict}
 
 
 def parse(text):
-    """Strict JSON: no duplicate keys are merged silently, no NaN."""
-    return json.loads(text, parse_constant=_refuse)
+    """JSON without NaN, its numbers exact unless they have exponents, which may be of any size."""
+    return json.loads(text, parse_constant=_refuse, parse_float=lambda number: (
+        float(number) if "e" in number.lower() else Decimal(number)))
 
 
 def _refuse(name):
@@ -28,8 +30,8 @@ def is_valid(value, schema, root=None):
 
 def _is_type(value, name):
     if name in ("number", "integer"):
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        return number and (name == "number" or float(value).is_integer())
+        number = isinstance(value, int | float | Decimal) and not isinstance(value, bool)
+        return number and (name == "number" or value % 1 == 0)
     return isinstance(value, _TYPES[name])
 
 
@@ -64,7 +66,7 @@ def _reference(value, schema, root):
 
 
 def _equal(one, other):
-    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+    return json.dumps(one, sort_keys=True, default=float) == json.dumps(other, sort_keys=True, default=float)
 
 
 _CHECKS = {
@@ -75,7 +77,7 @@ _CHECKS = {
     "maximum": _number(lambda value, schema: value <= schema["maximum"]),
     "exclusiveMinimum": _number(lambda value, schema: value > schema["exclusiveMinimum"]),
     "exclusiveMaximum": _number(lambda value, schema: value < schema["exclusiveMaximum"]),
-    "multipleOf": _number(lambda value, schema: Fraction(str(value)) % Fraction(str(schema["multipleOf"])) == 0),
+    "multipleOf": _number(lambda value, schema: Fraction(value) % Fraction(str(schema["multipleOf"])) == 0),
     "minLength": _of(str, lambda value, schema, root: len(value) >= schema["minLength"]),
     "maxLength": _of(str, lambda value, schema, root: len(value) <= schema["maxLength"]),
     "pattern": _of(str, lambda value, schema, root: re.search(schema["pattern"], value) is not None),

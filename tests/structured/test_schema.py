@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from structured.json_oracle import is_valid
+from structured.json_oracle import is_valid, parse
 from structured.walks import accepts
 
 from jaxllm.errors import ParameterError
@@ -83,8 +83,8 @@ def test_a_keyword_is_enforced_no_more_and_no_less(compile_bytes, name):
 def test_the_texts_above_are_judged_rightly():
     for name, (schema, good, bad) in ENFORCEABLE.items():
         if name not in ("additionalItems", "draft 4's exclusive bounds"):  # the validator is of a later draft
-            assert all(is_valid(json.loads(text), schema) for text in good), name
-            assert not any(is_valid(json.loads(text), schema) for text in bad), name
+            assert all(is_valid(parse(text), schema) for text in good), name
+            assert not any(is_valid(parse(text), schema) for text in bad), name
 
 
 def test_every_enforced_keyword_is_shown_above():
