@@ -69,3 +69,104 @@ def test_hypotheses_and_scores_equal_hugging_faces(item):
     if item["beam_width"] > 1:
         assert [float(hypothesis.score) for hypothesis in found] == pytest.approx(
             [each["score"] for each in item["sequences"]], rel=1e-5)
+
+
+@pytest.mark.parametrize("item", [item for item in ITEMS if "stop_runs" not in item], ids=name)
+def test_a_row_needs_no_more_tokens_than_beams_and_ends(item):
+    width = item["beam_width"] + len(item["eos_token_ids"])
+    whole, short = (
+        search(golden_selector(item), lambda ids: log_softmax(TABLE[ids[-1]]), item["prompt"], k)
+        for k in (len(TABLE), width))
+    assert [(found.beam.token_ids, found.score) for found in whole] == [
+        (found.beam.token_ids, found.score) for found in short]
+
+
+def never(beam):
+    return None
+
+
+def selector(width, max_tokens, ends=never, **options):
+    return BeamSelector(width, max_tokens=max_tokens, num_candidates=2 * width, ends=ends, **options)
+
+
+def flat(ids, size=64):
+    return np.full(size, -np.log(size), np.float32)
+
+
+def test_of_equal_candidates_the_better_beam_and_the_lower_id_come_first():
+    found = search(selector(8, 3), flat, [0], 64)
+    assert [hypothesis.beam.token_ids for hypothesis in found] == [[0, 0, token] for token in range(8)]
+
+
+def test_the_order_of_many_equal_candidates_is_that_of_beam_and_id():
+    rng = np.random.default_rng(0)
+    rows = -rng.integers(1, 4, (8, 64)).astype(np.float32)
+    chosen = selector(8, 9)
+    chosen.advance(*top(np.broadcast_to(flat([]), (1, 64)), 64))
+    moves = chosen.advance(*top(rows, 64))
+    in_order = sorted(np.ndindex(rows.shape), key=lambda place: (-rows[place], *place))
+    assert [(move.parent, move.token) for move in moves] == in_order[:8]
+
+
+def test_of_equal_hypotheses_the_one_found_first_comes_first():
+    ended = lambda beam: Ending("stop") if beam.token == 1 else None  # noqa: E731
+
+    def logprobs(ids):
+        # Whether a beam ends at once or after one more token, its score is the same.
+        return np.array([0.0, 0.0, -np.inf] if len(ids) > 1 else [-1.0, -1.0, -np.inf], np.float32)
+
+    found = search(selector(2, 4, ended, length_penalty=0.0), logprobs, [2], 3)
+    assert [hypothesis.beam.token_ids for hypothesis in found] == [[1], [0, 1]]
+
+
+def test_tokens_that_cannot_come_make_no_beams():
+    def logprobs(ids):
+        return np.array([-0.5, -1.0, -np.inf, -np.inf], np.float32)
+
+    found = search(selector(4, 2), logprobs, [0], 4)
+    assert sorted(hypothesis.beam.token_ids for hypothesis in found) == [[0, 0], [0, 1], [1, 0], [1, 1]]
+    alone = search(selector(4, 1), logprobs, [0], 4)
+    assert [hypothesis.beam.token_ids for hypothesis in alone] == [[0], [1]]
+
+
+def test_a_search_ends_when_every_candidate_ends():
+    found = search(selector(2, 9, lambda beam: Ending("stop", beam.token)), flat, [0], 64)
+    assert [(each.beam.token_ids, each.ending) for each in found] == [([0], ("stop", 0)), ([1], ("stop", 1))]
+
+
+def test_only_the_best_candidates_can_finish():
+    # The end of sequence is the third best of the first step, and the beams are two.
+    def logprobs(ids):
+        return log_softmax(np.array([3, 2, 1, 0] if len(ids) == 1 else [3, 2, -9, 0], np.float32))
+
+    found = search(selector(2, 2, lambda beam: Ending("stop") if beam.token == 2 else None), logprobs, [0], 4)
+    assert [each.ending.reason for each in found] == ["length", "length"]
+
+
+@pytest.mark.parametrize(("early_stopping", "steps"), [(True, 2), (False, 4), ("never", 7)])
+def test_when_to_stop_is_early_stoppings_choice(early_stopping, steps):
+    # Ends are found at -1.0 after one token, and at (-1.2 - 0.5) / 2 after two: then there are enough. The beam that
+    # goes on has the score -1.8 / 2 by then, -2.8 / 3 and -4.8 / 4 later; over 9 tokens it could reach -8.8 / 9 after 6.
+    goes_on, ends = [-1.2, -0.6, -1.0, -2.0], [-1.0, -0.5, -9.0, -9.0]
+    steps_taken = []
+
+    def logprobs(ids):
+        step = min(len(ids) - 1, 3)
+        steps_taken.append(ids)
+        return np.array([goes_on[step], ends[step], -np.inf], np.float32)
+
+    chosen = selector(2, 9, lambda beam: Ending("stop") if beam.token == 1 else None, early_stopping=early_stopping)
+    found = search(chosen, logprobs, [2], 3)
+    assert len(steps_taken) == steps
+    assert [hypothesis.beam.token_ids for hypothesis in found] == [[0, 1], [1]]
+
+
+def test_scores_are_float32_sums_in_order():
+    found = search(selector(3, 5), lambda ids: log_softmax(TABLE[ids[-1]]), [0], 8)
+    for hypothesis in found:
+        total, last = np.float32(0), 0
+        for token in hypothesis.beam.token_ids:
+            total = np.float32(total + log_softmax(TABLE[last])[token])
+            last = token
+        assert hypothesis.beam.cum_logprob == total
+        assert hypothesis.score == total / np.float32(5.0)
