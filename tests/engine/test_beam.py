@@ -146,7 +146,7 @@ def test_only_the_best_candidates_can_finish():
 @pytest.mark.parametrize(("early_stopping", "steps"), [(True, 2), (False, 4), ("never", 7)])
 def test_when_to_stop_is_early_stoppings_choice(early_stopping, steps):
     # Ends are found at -1.0 after one token, and at (-1.2 - 0.5) / 2 after two: then there are enough. The beam that
-    # goes on has the score -1.8 / 2 by then, -2.8 / 3 and -4.8 / 4 later; over 9 tokens it could reach -8.8 / 9 after 6.
+    # goes on has the score -1.8 / 2 by then, -2.8 / 3 and -4.8 / 4 later; over 9 tokens it reaches -8.8 / 9 after 6.
     goes_on, ends = [-1.2, -0.6, -1.0, -2.0], [-1.0, -0.5, -9.0, -9.0]
     steps_taken = []
 
