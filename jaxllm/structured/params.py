@@ -115,7 +115,10 @@ def _schema_text(schema: object) -> str:
     allowed = "a JSON schema: a dict, its JSON text, or a class with model_json_schema"
     describe = getattr(schema, "model_json_schema", None)
     if isinstance(schema, type) and callable(describe):
-        schema = describe()
+        try:
+            schema = describe()
+        except Exception as error:  # of whatever library the class is from
+            raise ParameterError("json", schema, f"{allowed}; that of this class fails: {error}") from None
     if isinstance(schema, str):
         _text("json", schema)
         try:

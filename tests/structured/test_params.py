@@ -62,6 +62,16 @@ def test_the_same_schema_is_the_same_request_however_it_is_given():
     assert json.loads(same.pop().json) == SCHEMA
 
 
+def test_a_class_that_cannot_describe_itself_is_refused():
+    class Broken:
+        @classmethod
+        def model_json_schema(cls):
+            raise LookupError("no schema for a socket")
+
+    with pytest.raises(ParameterError, match="no schema for a socket"):
+        StructuredOutputsParams(json=Broken)
+
+
 def test_the_order_of_properties_makes_a_difference():
     turned = {**SCHEMA, "properties": dict(reversed(SCHEMA["properties"].items()))}
     assert StructuredOutputsParams(json=SCHEMA) != StructuredOutputsParams(json=turned)
