@@ -1,8 +1,8 @@
 """What does it save to move preempted requests' blocks to host memory, instead of computing them anew?
 
 Equal requests with long outputs, more than the KV cache holds at their full length, so that some are preempted again
-and again. The same schedule runs, interleaved, in three engines: one whose cache holds everything, one with a small
-cache, and one with the same small cache and swap space for all that it may preempt.
+and again. They run, interleaved, in three engines: one whose cache holds everything, one with a small cache, and one with
+the same small cache and swap space for all that it may preempt.
 """
 
 from __future__ import annotations
@@ -63,23 +63,30 @@ class Load:
 
 
 @dataclasses.dataclass(frozen=True)
+class Run:
+    """One run, from an empty prefix cache to the last token: wall time, the process's CPU time, and by how much the
+    engine's totals grew."""
+
+    seconds: float
+    cpu_seconds: float
+    counts: dict[str, int]
+
+
+@dataclasses.dataclass(frozen=True)
 class Result:
-    """One engine's runs; all counts are of one run, in which schedules do not vary."""
+    """One engine's runs: medians of the times; the counts of a run, which do not vary."""
 
     name: str
     blocks: int
     swap_blocks: int
-    seconds: tuple[float, ...]
+    seconds: float
+    cpu_seconds: float
+    steps: int
     preemptions: int
     tokens_computed: int
     tokens_again: int
     blocks_out: int
     blocks_in: int
-
-    @property
-    def median(self) -> float:
-        """Seconds of the median run."""
-        return statistics.median(self.seconds)
 
 
 def engines(source: ModelSource, dtype: str, load: Load) -> dict[str, LLM]:
@@ -93,44 +100,46 @@ def engines(source: ModelSource, dtype: str, load: Load) -> dict[str, LLM]:
             for name, (blocks, swap) in sizes.items()}
 
 
-def run_once(llm: LLM, load: Load) -> tuple[float, dict[str, int]]:
-    """Seconds from an empty prefix cache to the last token, and by how much the engine's totals grew."""
+def run_once(llm: LLM, load: Load) -> Run:
+    """Complete all requests."""
     llm.reset_prefix_cache()
     params = SamplingParams(temperature=0, max_tokens=load.output_tokens, ignore_eos=True, detokenize=False)
-    before, started = dataclasses.asdict(llm.stats()), time.perf_counter()
+    before, started, cpu_started = dataclasses.asdict(llm.stats()), time.perf_counter(), time.process_time()
     llm.generate(load.prompts(llm.model_config.vocab_size), params, use_tqdm=False, raise_on_error=True)
-    seconds = time.perf_counter() - started
-    return seconds, {name: after - before[name] for name, after in dataclasses.asdict(llm.stats()).items()}
+    seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
+    counts = {name: after - before[name] for name, after in dataclasses.asdict(llm.stats()).items()}
+    return Run(seconds, cpu_seconds, counts)
 
 
 def measure(llms: dict[str, LLM], load: Load, repeat: int) -> list[Result]:
     """Run each engine once untimed, which compiles, then all of them in turn."""
     for llm in llms.values():
         run_once(llm, load)
-    runs: dict[str, list[tuple[float, dict[str, int]]]] = {name: [] for name in llms}
+    runs: dict[str, list[Run]] = {name: [] for name in llms}
     for _ in range(repeat):
         for name, llm in llms.items():
             runs[name].append(run_once(llm, load))
     return [result_of(name, llm, load, runs[name]) for name, llm in llms.items()]
 
 
-def result_of(name: str, llm: LLM, load: Load, runs: Sequence[tuple[float, dict[str, int]]]) -> Result:
+def result_of(name: str, llm: LLM, load: Load, runs: Sequence[Run]) -> Result:
     """What came of an engine's runs."""
-    counts, stats = runs[0][1], llm.stats()
+    counts, stats = runs[0].counts, llm.stats()
     return Result(
-        name, stats.kv_blocks_total, stats.swap_blocks_total, tuple(seconds for seconds, _ in runs),
-        counts["num_preemptions"], counts["num_computed_tokens"], counts["num_computed_tokens"] - load.needed_tokens,
+        name, stats.kv_blocks_total, stats.swap_blocks_total, statistics.median(run.seconds for run in runs),
+        statistics.median(run.cpu_seconds for run in runs), counts["num_steps"], counts["num_preemptions"], counts["num_computed_tokens"], counts["num_computed_tokens"] - load.needed_tokens,
         counts["num_swapped_out"], counts["num_swapped_in"],
     )
 
 
 def report(results: Sequence[Result]) -> str:
     """The results as a table, with times relative to the first."""
-    header = ("engine", "blocks", "host blocks", "s", "ratio", "preemptions", "tokens computed", "of them again",
-              "blocks out", "blocks in")
+    header = ("engine", "blocks", "host blocks", "s", "ratio", "CPU s", "ratio", "steps", "preemptions",
+              "tokens computed", "of them again", "blocks out", "blocks in")
+    first = results[0]
     return format_table(header, [
-        (each.name, each.blocks, each.swap_blocks, f"{each.median:.2f}", f"{each.median / results[0].median:.2f}",
-         each.preemptions, f"{each.tokens_computed:,}", f"{each.tokens_again:,}", each.blocks_out, each.blocks_in)
+        (each.name, each.blocks, each.swap_blocks, f"{each.seconds:.2f}", f"{each.seconds / first.seconds:.2f}",
+         f"{each.cpu_seconds:.2f}", f"{each.cpu_seconds / first.cpu_seconds:.2f}", each.steps, each.preemptions, f"{each.tokens_computed:,}", f"{each.tokens_again:,}", each.blocks_out, each.blocks_in)
         for each in results
     ])
 
@@ -141,9 +150,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", default="SmolLM2-135M-Instruct", help="(default: %(default)s)")
     parser.add_argument("--dtype", default="auto", help="(default: %(default)s)")
     parser.add_argument("--requests", type=int, default=16, help="(default: %(default)s)")
-    parser.add_argument("--prompt-tokens", type=int, default=256, help="of each request (default: %(default)s)")
-    parser.add_argument("--output-tokens", type=int, default=256, help="of each request (default: %(default)s)")
-    parser.add_argument("--share", type=float, default=0.6,
+    parser.add_argument("--prompt-tokens", type=int, default=64, help="of each request (default: %(default)s)")
+    parser.add_argument("--output-tokens", type=int, default=192, help="of each request (default: %(default)s)")
+    parser.add_argument("--share", type=float, default=0.4,
                         help="blocks of the small cache, relative to what the requests need (default: %(default)s)")
     parser.add_argument("--repeat", type=int, default=3, help="timed runs of each engine (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
