@@ -64,6 +64,17 @@ def test_max_tokens_beyond_the_room_is_cut_to_it(llm):
     assert output.outputs[0].finish_reason == "length"
 
 
+@pytest.mark.case(11)
+@pytest.mark.parametrize("length", [MAX_LEN - 1, MAX_LEN, MAX_LEN + 1, 10 * MAX_LEN])
+@pytest.mark.parametrize("max_tokens", [None, 1, 5])
+def test_a_prompt_that_may_be_truncated_is_cut_from_the_left_to_leave_room(llm, length, max_tokens):
+    prompt = [2] * (length - 1) + [START]
+    (output,) = llm.generate(prompt, greedy(max_tokens, truncate_prompt_tokens=-1), use_tqdm=False)
+    assert output.error is None
+    assert output.prompt_token_ids == prompt[-(MAX_LEN - (max_tokens or 1)):]
+    assert output.outputs[0].token_ids == [1, 2, 3, 3, 3][:max_tokens or 1]
+
+
 @pytest.mark.case(12)
 @pytest.mark.parametrize("prompt", [
     "", [], {"prompt": ""}, {"prompt_token_ids": []}, np.zeros(0, np.int32), [SIZE], [-1], [START, 2**31], [2**70],
@@ -98,7 +109,8 @@ def test_a_hundred_prompts_with_bad_ones_among_them_give_the_good_ones_whole(llm
 @pytest.mark.case(21)
 @pytest.mark.parametrize(("name", "value"), [
     ("logit_bias", {SIZE: 1.0}), ("logit_bias", {str(SIZE): 1.0}), ("logit_bias", {10**30: 1.0}),
-    ("allowed_token_ids", [SIZE]), ("banned_token_ids", [SIZE]), ("stop_token_ids", [SIZE])])
+    ("allowed_token_ids", [SIZE]), ("banned_token_ids", [SIZE]), ("stop_token_ids", [SIZE]),
+    ("logprob_token_ids", [SIZE])])
 def test_ids_that_the_vocabulary_lacks_are_refused_wherever_they_stand(llm, computed, name, value):
     params = SamplingParams(max_tokens=1, **{name: value})
     with pytest.raises(ParameterError, match=str(SIZE - 1)) as caught:

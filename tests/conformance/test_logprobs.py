@@ -92,6 +92,32 @@ def test_every_sample_of_a_prompt_has_its_own_logprobs():
 
 
 @pytest.mark.case(27)
+def test_all_of_the_vocabulary_is_returned_where_that_is_asked_for():
+    table, prompt = _table(), [START, 9, 8]
+    params = SamplingParams(seed=1, max_tokens=4, logprobs=-1, prompt_logprobs=-1, ignore_eos=True)
+    (output,) = run(engine_on(table, max_logprobs=-1), [(prompt, params)])
+    sample = output.outputs[0]
+    lines = [*output.prompt_logprobs[1:], *sample.logprobs]
+    ids = [*prompt, *sample.token_ids]
+    assert len(lines) == len(ids) - 1
+    for (before, token), line in zip(itertools.pairwise(ids), lines, strict=True):
+        assert len(line) == SIZE
+        _check_line(line, token, table[before], SIZE)
+
+
+@pytest.mark.case(27)
+def test_the_logprobs_of_given_ids_are_returned_besides_the_others():
+    table, wanted = _table(), [3, 60, 5]
+    params = SamplingParams(seed=1, max_tokens=4, logprob_token_ids=wanted, ignore_eos=True)
+    (output,) = run(engine_on(table), [([START], params)])
+    sample = output.outputs[0]
+    for before, token, line in zip([START, *sample.token_ids], sample.token_ids, sample.logprobs, strict=False):
+        assert set(line) == {token, *wanted}
+        for found, entry in line.items():
+            assert entry.logprob == pytest.approx(_log_softmax(table[before])[found], abs=TOLERANCE)
+
+
+@pytest.mark.case(27)
 def test_logprobs_are_there_without_text():
     params = greedy(3, logprobs=1, detokenize=False)
     (output,) = run(engine_on(_table(), spelling("a")), [([START], params)])

@@ -14,7 +14,7 @@ from support import run, tiny_engine
 from tiny_folder import write_tiny_folder
 from tokenization.toy_tokenizers import byte_level_tokenizer
 
-from jaxllm import LLM
+from jaxllm import LLM, BeamSearchParams
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.tokenization import IncrementalDetokenizer
 
@@ -141,6 +141,17 @@ def test_ids_that_the_tokenizer_lacks_are_never_sampled(options):
             assert max(line) < 41
     again = [sample.token_ids for sample in output.outputs]
     assert not any(fed.error for fed in run(_padded(), [(ids, SamplingParams(max_tokens=1)) for ids in again]))
+
+
+@pytest.mark.case(22)
+def test_a_beam_search_never_finds_ids_that_the_tokenizer_lacks():
+    engine = _padded()
+    engine.add_request([1], BeamSearchParams(8, 6, ignore_eos=True))
+    while engine.has_unfinished():
+        outputs = engine.step()
+    found = [token for hypothesis in outputs[-1].outputs for token in hypothesis.token_ids]
+    assert len(found) == 8 * 6
+    assert max(found) < 41
 
 
 @pytest.mark.case(22)
