@@ -1,8 +1,8 @@
 """What does it save to move preempted requests' blocks to host memory, instead of computing them anew?
 
 Equal requests with long outputs, more than the KV cache holds at their full length, so that some are preempted again
-and again. They run, interleaved, in three engines: one whose cache holds everything, one with a small cache, and one with
-the same small cache and swap space for all that it may preempt.
+and again. They run, interleaved, in three engines: one whose cache holds everything, one with a small cache, and one
+with the same small cache and swap space for all that it may preempt.
 """
 
 from __future__ import annotations
@@ -126,9 +126,17 @@ def result_of(name: str, llm: LLM, load: Load, runs: Sequence[Run]) -> Result:
     """What came of an engine's runs."""
     counts, stats = runs[0].counts, llm.stats()
     return Result(
-        name, stats.kv_blocks_total, stats.swap_blocks_total, statistics.median(run.seconds for run in runs),
-        statistics.median(run.cpu_seconds for run in runs), counts["num_steps"], counts["num_preemptions"], counts["num_computed_tokens"], counts["num_computed_tokens"] - load.needed_tokens,
-        counts["num_swapped_out"], counts["num_swapped_in"],
+        name=name,
+        blocks=stats.kv_blocks_total,
+        swap_blocks=stats.swap_blocks_total,
+        seconds=statistics.median(run.seconds for run in runs),
+        cpu_seconds=statistics.median(run.cpu_seconds for run in runs),
+        steps=counts["num_steps"],
+        preemptions=counts["num_preemptions"],
+        tokens_computed=counts["num_computed_tokens"],
+        tokens_again=counts["num_computed_tokens"] - load.needed_tokens,
+        blocks_out=counts["num_swapped_out"],
+        blocks_in=counts["num_swapped_in"],
     )
 
 
@@ -139,7 +147,8 @@ def report(results: Sequence[Result]) -> str:
     first = results[0]
     return format_table(header, [
         (each.name, each.blocks, each.swap_blocks, f"{each.seconds:.2f}", f"{each.seconds / first.seconds:.2f}",
-         f"{each.cpu_seconds:.2f}", f"{each.cpu_seconds / first.cpu_seconds:.2f}", each.steps, each.preemptions, f"{each.tokens_computed:,}", f"{each.tokens_again:,}", each.blocks_out, each.blocks_in)
+         f"{each.cpu_seconds:.2f}", f"{each.cpu_seconds / first.cpu_seconds:.2f}", each.steps,
+         each.preemptions, f"{each.tokens_computed:,}", f"{each.tokens_again:,}", each.blocks_out, each.blocks_in)
         for each in results
     ])
 
