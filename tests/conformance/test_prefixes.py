@@ -58,3 +58,14 @@ def test_salts_change_nothing_but_the_sharing():
     params = [greedy(5, cache_salt=salt, logprobs=2) for salt in (None, "a", "b", "a")]
     outputs = run(engine, [(PROMPT, each) for each in params])
     assert len({repr(bits(output)) for output in outputs}) == 1
+
+
+@pytest.mark.case(14)
+def test_a_prompt_with_another_beginning_is_answered_as_by_itself():
+    other = PROMPT[8:16] + PROMPT[8:]  # equal from its second block on
+    engine = tiny_engine()
+    wanted = [bits(run(tiny_engine(enable_prefix_caching=False), [(prompt, greedy(5, logprobs=2))])[0])
+              for prompt in (PROMPT, other)]
+    found = [run(engine, [(prompt, greedy(5, logprobs=2))])[0] for prompt in (PROMPT, other)]
+    assert [bits(output) for output in found] == wanted
+    assert found[1].num_cached_tokens == 0

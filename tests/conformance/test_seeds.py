@@ -78,6 +78,21 @@ def _engine(blocks):
     return tiny_engine(max_model_len=64, enable_prefix_caching=False, **pool)
 
 
+@pytest.mark.case(18)
+@pytest.mark.parametrize("length", [21, 24])
+def test_samples_of_a_prompt_do_not_see_each_other(length):
+    """Whether they share its blocks, in part filled, or each of them computes the prompt anew."""
+    request = (prompts(1, seed=8, low=length, high=length + 1)[0], SEEDED.replace(n=4, max_tokens=20))
+    together, one_by_one = (run(engine, [request])[0] for engine in (_engine(None), _one_at_a_time()))
+    assert len({tuple(sample.token_ids) for sample in together.outputs}) == 4
+    assert bits(together) == bits(one_by_one)
+
+
+@functools.cache
+def _one_at_a_time():
+    return tiny_engine(max_model_len=64, enable_prefix_caching=False, max_num_seqs=1)
+
+
 @pytest.mark.case(19)
 def test_a_request_that_arrives_while_others_run_gets_the_tokens_of_one_alone():
     (alone,) = run(engine_on(flat_table()), [([START], SEEDED)])
