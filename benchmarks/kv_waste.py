@@ -21,8 +21,9 @@ from typing import Any
 from harness import Workload, describe_machine, format_table, load_workload, machine_line, percent, write_json
 
 from jaxllm.engine.block_manager import BlockManager
+from jaxllm.engine.limits import SchedulerConfig
 from jaxllm.engine.request import Request, SequenceStatus
-from jaxllm.engine.scheduler import Scheduler, SchedulerConfig
+from jaxllm.engine.scheduler import Scheduler
 from jaxllm.engine.stopping import check_stop
 from jaxllm.errors import JaxLLMError, ParameterError
 from jaxllm.sampling_params import SamplingParams

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from typing import Any, Literal
+from typing import Any
 
 from jaxllm.checks import check_integer
+from jaxllm.engine.limits import Policy
 from jaxllm.errors import CapacityError, ParameterError
 from jaxllm.kv_cache.spec import KVSpec
 from jaxllm.models.config import DecoderConfig
 from jaxllm.sampling_params import LOGPROBS_MODES, MAX_SEED, LogprobsMode
 
 logger = logging.getLogger("jaxllm")
-
-Policy = Literal["fcfs", "priority"]
 
 MIN_BATCHED_TOKENS = 16
 MAX_BATCHED_TOKENS = 1 << 20

@@ -17,10 +17,11 @@ from jaxllm.engine.beam_admission import prepare_search
 from jaxllm.engine.beam_collector import BeamCollector
 from jaxllm.engine.block_manager import BlockManager
 from jaxllm.engine.collector import Collector
+from jaxllm.engine.limits import SchedulerConfig
 from jaxllm.engine.outcomes import Outcomes
 from jaxllm.engine.plan import StepPlan
 from jaxllm.engine.prompts import Prompt
-from jaxllm.engine.scheduler import Scheduler, SchedulerConfig
+from jaxllm.engine.scheduler import Scheduler
 from jaxllm.engine.seeds import derived_seed
 from jaxllm.engine.stats import EngineStats
 from jaxllm.engine.stats_log import StatsLog

@@ -55,21 +55,24 @@ class Outcomes:
         for part in result.prompt_logprobs:
             self._collectors[part.sequence.request.request_id].add_prompt_logprobs(
                 part.first, part.count, part.values, part.offset)
-        # A row without a token is failed below; what is appended to it does not matter.
-        self._scheduler.update(plan, [max(token, 0) for token in token_ids])
-        self.totals.num_generated_tokens += len(token_ids)
+        errors = self._token_errors(plan, token_ids)
+        # A request that fails keeps what all its samples had before this step.
+        taken = [NO_TOKEN if sampler.sequence.request.request_id in errors else token
+                 for sampler, token in zip(plan.samplers, token_ids, strict=True)]
+        self._scheduler.update(plan, taken)
+        self.totals.num_generated_tokens += sum(token != NO_TOKEN for token in taken)
         now = time.perf_counter()
         progressed: dict[str, Collector] = {}
         for row, (sampler, token) in enumerate(zip(plan.samplers, token_ids, strict=True)):
             sequence = sampler.sequence
             request_id = sequence.request.request_id
             if request_id not in self._collectors:
-                continue  # another sample of the request failed just now
+                continue  # its request failed, or its search ended, just now
             collector = progressed[request_id] = self._collectors[request_id]
             metrics = sequence.request.metrics
             if metrics.first_token_time is None:
                 metrics.first_token_time = now
-            if (error := _token_error(sequence, token)) is not None:
+            if (error := errors.get(request_id)) is not None:
                 self._fail_request(sequence.request, error)
                 continue
             if sequence.request.beams is not None:
@@ -79,6 +82,17 @@ class Outcomes:
             collector.add_logprobs(sequence, result, row)
             self._check_stop(sequence, collector, token)
         return list(progressed.values())
+
+    def _token_errors(self, plan: StepPlan, token_ids: list[int]) -> dict[str, EngineError]:
+        """By request, why it cannot go on with the tokens it was given; constraints take those of the others in."""
+        errors: dict[str, EngineError] = {}
+        for sampler, token in zip(plan.samplers, token_ids, strict=True):
+            request_id = sampler.sequence.request.request_id
+            if request_id in self._collectors and request_id not in errors:
+                error = _token_error(sampler.sequence, token)
+                if error is not None:
+                    errors[request_id] = error
+        return errors
 
     def _advance_beams(self, beams: BeamGroup, sequence: Sequence, result: Any, row: int) -> bool:
         """Take in the row of one beam; once all are there, let the search take a step. Whether it has."""
@@ -147,7 +161,7 @@ def _token_error(sequence: Sequence, token: int) -> EngineError | None:
         reason = "the logits hold NaN or infinity, or every id was masked"
         if constraint is not None and constraint.error is not None:
             reason = str(constraint.error)
-        return EngineError(f"no token could be chosen at position {sequence.num_tokens - 1}: {reason}")
+        return EngineError(f"no token could be chosen at position {sequence.num_tokens}: {reason}")
     try:
         if constraint is not None:
             constraint.accept(token)

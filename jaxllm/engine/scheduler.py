@@ -3,49 +3,21 @@
 from __future__ import annotations
 
 import bisect
-import dataclasses
 import heapq
 from collections.abc import Iterable
-from typing import Literal, get_args
 
 import numpy as np
 
 from jaxllm.engine.beam_group import Succession
 from jaxllm.engine.block_manager import BlockManager
-from jaxllm.engine.integrity import IntegrityError, require
+from jaxllm.engine.integrity import IntegrityError
+from jaxllm.engine.limits import SchedulerConfig
 from jaxllm.engine.plan import StepDraft, StepPlan
 from jaxllm.engine.request import Request, Sequence, SequenceStatus
+from jaxllm.engine.schedule_integrity import QUEUED, check_schedule, has_row
 from jaxllm.engine.waiting_queue import WaitingQueue
 from jaxllm.errors import CapacityError, ParameterError
 from jaxllm.outputs import FinishReason
-
-Policy = Literal["fcfs", "priority"]
-
-_QUEUED = (SequenceStatus.WAITING, SequenceStatus.PREEMPTED)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerConfig:
-    """The limits of a step and the order in which sequences get their share.
-
-    max_num_seqs: sequences that run at once, each in a slot of its own.
-    max_num_batched_tokens: the token budget of a step.
-    max_model_len: the most tokens of a sequence, prompt and output.
-    policy: "fcfs" goes by arrival, "priority" by ``SamplingParams.priority``, smaller first, then by arrival.
-    """
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    policy: Policy = "fcfs"
-
-    def __post_init__(self) -> None:
-        for name, low in (("max_num_seqs", 1), ("max_num_batched_tokens", 1), ("max_model_len", 2)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < low:
-                raise ParameterError(name, value, f"an integer >= {low}")
-        if self.policy not in get_args(Policy):
-            raise ParameterError("policy", self.policy, "one of " + ", ".join(map(repr, get_args(Policy))))
 
 
 class Scheduler:
@@ -152,7 +124,8 @@ class Scheduler:
     def update(self, plan: StepPlan, token_ids: np.ndarray | list[int]) -> None:
         """Record that the plan has run and what it sampled, one token for each of ``plan.samplers``.
 
-        Sequences that finished since the plan was made are left alone.
+        A negative one is none, for a sequence that ends before the next plan. Sequences that finished since the plan
+        was made are left alone.
         """
         if len(token_ids) != len(plan.samplers):
             raise ValueError(f"{len(token_ids)} tokens for {len(plan.samplers)} samplers")
@@ -167,7 +140,7 @@ class Scheduler:
                     # A fork has no row of its own: what its parent computed counts for it too.
                     sequence.num_computed = ends[row]
                     self.blocks.publish(sequence)
-                if sequence.request.beams is None:
+                if sequence.request.beams is None and token >= 0:
                     sequence.append(token)
 
     def continue_beams(self, succession: Succession) -> None:
@@ -209,7 +182,7 @@ class Scheduler:
 
     def _rest_last_beam(self, step: StepDraft) -> bool:
         """Take slot and blocks from the last in order that waits for its fellow beams; whether there was one."""
-        victim = next((sequence for sequence in reversed(self._running) if _has_row(sequence)), None)
+        victim = next((sequence for sequence in reversed(self._running) if has_row(sequence)), None)
         if victim is not None:
             step.preempted.append(self._preempt(victim))
         return victim is not None
@@ -219,7 +192,7 @@ class Scheduler:
         if sequence.finished:
             return
         request = sequence.request
-        queued = sequence.status in _QUEUED and (sequence.index == 0 or request.forked)
+        queued = sequence.status in QUEUED and (sequence.index == 0 or request.forked)
         if sequence.status is SequenceStatus.RUNNING:
             self._leave(sequence)
         sequence.status = SequenceStatus.FINISHED
@@ -268,7 +241,7 @@ class Scheduler:
         position = 0
         while position < len(self._running) and step.budget > 0:
             sequence = self._running[position]
-            if _has_row(sequence):
+            if has_row(sequence):
                 position += 1
                 continue
             count = min(sequence.num_tokens - sequence.num_computed, step.budget)
@@ -326,7 +299,7 @@ class Scheduler:
     def _preempt(self, victim: Sequence) -> Sequence:
         victim.num_preemptions += 1
         victim.request.metrics.num_preemptions += 1
-        if _has_row(victim):
+        if has_row(victim):
             self._rest(victim)
             return victim
         self.blocks.swap_out(victim)
@@ -342,44 +315,8 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raise ``IntegrityError`` unless every invariant of slots, queues and blocks holds."""
-        slots = [sequence.slot for sequence in self._running]
-        all_slots = set(range(self.config.max_num_seqs))
-        require(len(slots) + len(self._free_slots) == len(all_slots), "a slot was lost or given twice")
-        require({*slots, *self._free_slots} == all_slots, "a slot was given twice")
-        orders = [sequence.order for sequence in self._running]
-        require(orders == sorted(set(orders)), "running sequences are not in order")
-        waiting = list(self._waiting)
-        require(len(waiting) == len(set(waiting)) == len(self._waiting), "the waiting queue miscounts")
-        for sequence in self._running:
-            require(sequence.status is SequenceStatus.RUNNING, "is among the running", sequence)
-            idle = sequence.num_computed == sequence.num_tokens
-            require(idle == _has_row(sequence), "runs with nothing to compute, or computes what is known", sequence)
-            require(sequence.num_computed <= sequence.num_tokens, "has computed too much", sequence)
-            require(sequence.num_tokens <= self.config.max_model_len, "is too long", sequence)
-        for sequence in waiting:
-            require(sequence.status in _QUEUED, "is in the queue", sequence)
-            require(sequence.slot is None and sequence.num_computed == 0, "waits and holds something", sequence)
-        known = {*self._running, *waiting}
-        for request in self._requests.values():
-            unfinished = [sample for sample in request.sequences if not sample.finished]
-            require(bool(unfinished), "is finished and not removed", request)
-            due = unfinished if request.forked else unfinished[:1]
-            if request.beams is not None:
-                request.beams.check_integrity()
-                resting = [sample for sample in due if sample.status is SequenceStatus.RESTING]
-                require(all(sample.slot is None and sample.num_computed == 0 for sample in resting), "rests", resting)
-                due = [sample for sample in due if sample not in resting]
-            require(known.issuperset(due), "a sample was lost", request)
-            known.difference_update(due)
-        require(not known, "belong to no request", known)
-        require(self.blocks.holders() == set(self._running), "blocks are held by sequences that do not run")
-        require(set(waiting).issuperset(self.blocks.swap.holders()), "host blocks are held by sequences not waiting")
-        self.blocks.check_integrity()
-
-
-def _has_row(sequence: Sequence) -> bool:
-    """Whether a beam waits for its fellows, with nothing to compute."""
-    return sequence.request.beams is not None and sequence.request.beams.has_row(sequence)
+        requests = self._requests.values()
+        check_schedule(self.config, requests, self._running, self._free_slots, self._waiting, self.blocks)
 
 
 def _order(sequence: Sequence) -> tuple[int, int, int]:

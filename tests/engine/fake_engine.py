@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from jaxllm.engine.block_manager import BlockManager
+from jaxllm.engine.limits import Policy, SchedulerConfig
 from jaxllm.engine.plan import StepPlan
 from jaxllm.engine.request import Request, Sequence, SequenceStatus
-from jaxllm.engine.scheduler import Policy, Scheduler, SchedulerConfig
+from jaxllm.engine.scheduler import Scheduler
 from jaxllm.engine.stopping import check_stop
 from jaxllm.sampling_params import SamplingParams
 

@@ -13,9 +13,10 @@ from engine.fake_engine import EOS, FakeEngine, Sizes
 
 from jaxllm.engine.block_manager import BlockManager
 from jaxllm.engine.integrity import IntegrityError
+from jaxllm.engine.limits import Policy, SchedulerConfig
 from jaxllm.engine.plan import StepPlan
 from jaxllm.engine.request import Request, Sequence, SequenceStatus
-from jaxllm.engine.scheduler import Policy, Scheduler, SchedulerConfig
+from jaxllm.engine.scheduler import Scheduler
 from jaxllm.errors import CapacityError, ParameterError
 from jaxllm.sampling_params import SamplingParams
 
