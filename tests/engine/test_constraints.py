@@ -36,7 +36,8 @@ def test_a_batch_of_free_and_constrained_requests_gives_each_its_own(engine):
               "additionalProperties": False}
     wanted = [
         sampled(structured_outputs=grammar(json=schema)), sampled(max_tokens=5),
-        sampled(structured_outputs=grammar(regex="(ab|cd){2,5}")), sampled(structured_outputs=grammar(choice=["a", "ba"])),
+        sampled(structured_outputs=grammar(regex="(ab|cd){2,5}")),
+        sampled(structured_outputs=grammar(choice=["a", "ba"])),
         sampled(temperature=0, structured_outputs=grammar(regex="[0-9]{4}")), sampled(bad_words=["ab"], max_tokens=39),
     ]
     outputs = run(engine, [(PROMPT, one) for one in wanted])
@@ -80,8 +81,8 @@ def test_the_end_of_sequence_is_not_shown_behind_a_grammars_text(engine):
 
 
 def test_penalties_biases_and_processed_logprobs_stay_within_the_grammar(engine):
-    wanted = sampled(structured_outputs=grammar(regex="[ab]{8}"), frequency_penalty=2.0, logit_bias={3: 50.0}, logprobs=5,
-                     logprobs_mode="processed_logprobs")
+    wanted = sampled(structured_outputs=grammar(regex="[ab]{8}"), frequency_penalty=2.0, logit_bias={3: 50.0},
+                     logprobs=5, logprobs_mode="processed_logprobs")
     (output,) = run(engine, [(PROMPT, wanted)])
     sample = output.outputs[0]
     assert set(sample.text) <= {"a", "b"}
@@ -98,7 +99,8 @@ def test_a_grammar_that_another_option_leaves_without_a_token_fails_alone(engine
 
 
 @pytest.mark.parametrize("options", [
-    {"regex": "("}, {"choice": ["§"]}, {"json": {"type": "integer", "minimum": 5, "maximum": 3}}, {"grammar": "start: x"},
+    {"regex": "("}, {"choice": ["§"]}, {"json": {"type": "integer", "minimum": 5, "maximum": 3}},
+    {"grammar": "start: x"},
 ])
 def test_a_grammar_that_no_text_can_follow_is_refused_before_anything_runs(engine, options):
     with pytest.raises(ParameterError, match="structured_outputs") as caught:
