@@ -115,7 +115,9 @@ def test_requests_of_both_modes_share_a_batch():
     samples = [output.outputs[0] for output in outputs]
     assert [sample.logprobs_mode for sample in samples] == [mode or "raw_logprobs" for mode in modes]
     assert samples[0].logprobs == samples[2].logprobs == samples[3].logprobs
-    assert samples[1].logprobs == samples[4].logprobs != samples[0].logprobs
+    assert samples[1].logprobs == samples[4].logprobs
+    # Sharper and cut short: what was drawn is more likely in the distribution that it was drawn from.
+    assert samples[1].cumulative_logprob > samples[0].cumulative_logprob
     assert len({tuple(sample.token_ids) for sample in samples}) == 1
 
 
