@@ -88,11 +88,12 @@ class BatchJob:
 
     def summary(self, *, completed: int = 0, failed: int = 0, num_tokens: int = 0, interrupted: bool = False
                 ) -> BatchSummary:
-        """What a run came to that wrote so many results."""
+        """What a run came to that wrote so many results. An interrupt after the last of them ended nothing."""
+        unfinished = self.num_to_do - completed - failed
         return BatchSummary(
             total=self.total, done_before=self.total - self.num_to_do, failed_before=self.num_failed,
-            completed=completed, failed=failed, unfinished=self.num_to_do - completed - failed, num_tokens=num_tokens,
-            interrupted=interrupted)
+            completed=completed, failed=failed, unfinished=unfinished, num_tokens=num_tokens,
+            interrupted=interrupted and unfinished > 0)
 
     def to_do(self) -> Generator[Line]:
         """The lines to do, in their order, read as they are asked for."""

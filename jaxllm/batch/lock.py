@@ -5,6 +5,9 @@ from __future__ import annotations
 import sys
 from typing import IO, Any
 
+_FAR = 1 << 62
+"""The offset of a byte that no file has. What is locked cannot be read by others, so a byte of the text will not do."""
+
 
 def lock(file: IO[Any]) -> bool:
     """Lock a file for this process until it is closed; whether no other has it."""
@@ -12,7 +15,7 @@ def lock(file: IO[Any]) -> bool:
         if sys.platform == "win32":
             import msvcrt
 
-            file.seek(_FAR)  # what is locked cannot be read by others: lock a byte that the file will never have
+            file.seek(_FAR)
             msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
         else:
             import fcntl
@@ -21,6 +24,3 @@ def lock(file: IO[Any]) -> bool:
     except (BlockingIOError, PermissionError):
         return False
     return True
-
-
-_FAR = 1 << 62

@@ -196,6 +196,17 @@ def test_ctrl_c_keeps_what_is_finished_and_the_next_run_does_the_rest(tmp_path):
     assert llm.prompts == [3, 4, 5]
 
 
+def test_ctrl_c_in_the_last_step_ends_nothing(tmp_path):
+    def script(sequence):
+        if sequence.num_output == 2:
+            signal.raise_signal(signal.SIGINT)
+        return 5
+
+    write_requests(tmp_path, {"prompt": [1]})
+    summary = ScriptedLLM(script).run(tmp_path)
+    assert (counts(summary), summary.interrupted) == ((1, 0, 0, 0), False)
+
+
 def test_a_second_ctrl_c_raises_and_the_file_can_still_be_gone_on_with(tmp_path):
     def script(sequence):
         if sequence.request.prompt_token_ids[0] == 2:
