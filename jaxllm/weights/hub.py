@@ -112,8 +112,8 @@ def _explained(model: str, revision: str | None) -> Iterator[None]:
         yield
     except errors.HFValidationError:
         names = ", ".join(known.name for known in PACKAGED_MODELS)
-        raise ModelNotFoundError(f"{model[:200]!r} is no file or folder, no packaged model ({names}) and no valid hub id, "
-                                 "which has the form 'org/name'") from None
+        raise ModelNotFoundError(f"{model[:200]!r} is no file or folder, no packaged model ({names}) and no valid hub "
+                                 "id, which has the form 'org/name'") from None
     except errors.GatedRepoError:
         raise ModelNotFoundError(f"the hub model {shown} is gated: accept its terms on https://huggingface.co and "
                                  "log in with 'hf auth login' or set HF_TOKEN") from None
