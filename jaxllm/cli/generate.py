@@ -12,6 +12,7 @@ import typer
 
 from jaxllm.cli import console
 from jaxllm.cli.options import Debug, EngineOptions, ModelOptions, Quiet, SamplingOptions
+from jaxllm.cli.structure import StructureOptions
 from jaxllm.errors import JaxLLMError, ParameterError
 from jaxllm.outputs import CompletionOutput, RequestOutput
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 def generate(
     model: ModelOptions,
     sampling: SamplingOptions,
+    structure: StructureOptions,
     engine: EngineOptions,
     prompts: Annotated[list[str] | None, typer.Argument(
         metavar="PROMPT", show_default=False, help="By default, all of standard input is one prompt.")] = None,
@@ -48,7 +50,8 @@ def generate(
         raise typer.BadParameter("log-probabilities are only shown with --json", param_hint="--logprobs")
     if raw and system is not None:
         raise typer.BadParameter("it needs the chat template that --raw leaves out", param_hint="--system")
-    sampling.check()
+    structured_outputs = structure.params()
+    sampling.check(structured_outputs=structured_outputs)
     texts = _read_prompts(prompts, file)
 
     from jaxllm.cli.startup import open_checkpoint, start, uncollected
@@ -63,7 +66,8 @@ def generate(
                 raise ParameterError("system", system, f"None, as {checkpoint.source.name} has no chat template")
             console.note("the model has no chat template: the text is completed as it is")
         requests = [_chat_prompt(tokenizer, text, system) if as_chat else text for text in texts]
-        params = checkpoint.sampling_params(sampling, n).replace(logprobs=logprobs)
+        params = checkpoint.sampling_params(sampling, n).replace(
+            logprobs=logprobs, structured_outputs=structured_outputs)
         llm = start(checkpoint, model, engine, num_seqs=n * len(texts), num_tokens=_count_tokens(tokenizer, requests),
                     params=params)
     console.note(f"{checkpoint.source.name} is ready after {time.perf_counter() - began:.1f} s")

@@ -38,11 +38,12 @@ def _option(flag: str, help_text: str, **settings: Any) -> Any:
     return typer.Option(flag, help=help_text, **{"show_default": False, **settings})
 
 
-def _in(panel: str) -> Callable[..., Any]:
+def in_panel(panel: str) -> Callable[..., Any]:
+    """What makes the options of one panel of the help: ``(flag, help, **settings of typer.Option)``."""
     return functools.partial(_option, rich_help_panel=panel)
 
 
-_model, _sampling, _engine = _in("Model"), _in("Sampling"), _in("Engine")
+_model, _sampling, _engine = in_panel("Model"), in_panel("Sampling"), in_panel("Engine")
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only text and errors.")]
 Debug = Annotated[bool, typer.Option("--debug", envvar=DEBUG_ENVIRONMENT, help="Log more; show tracebacks.")]
@@ -108,10 +109,10 @@ class SamplingOptions:
     frequency_penalty: Annotated[float | None, _sampling(
         "--frequency-penalty", "The same, for each time that they occur.")] = None
 
-    def check(self) -> None:
-        """Refuse values that no model can honour, as wrong usage."""
+    def check(self, **others: Any) -> None:
+        """Refuse values that no model can honour, also together with other fields' values, as wrong usage."""
         try:
-            SamplingParams(**self._given())
+            SamplingParams(**self._given(), **others)
         except ParameterError as error:
             raise typer.BadParameter(str(error)) from None
 
