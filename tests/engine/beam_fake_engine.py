@@ -121,6 +121,9 @@ class BeamFakeEngine(FakeEngine):
         self.num_steps += 1
         self.num_preemptions += len(plan.preempted)
         self.num_copies += len(plan.block_copies)
+        self.num_swapped_out += len(plan.swap_out)
+        self.num_swapped_in += len(plan.swap_in)
+        self.num_computed += plan.num_tokens
         self.num_rested += sum(
             not victim.finished and victim.request.beams is not None and victim.request.beams.has_row(victim)
             for victim in plan.preempted)

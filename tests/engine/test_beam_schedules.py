@@ -100,6 +100,7 @@ def _check_random_runs(seeds):
     assert sum(engine.num_rested for engine in engines) > 2 * len(seeds)
     assert sum(engine.num_beam_forks for engine in engines) > 50 * len(seeds)
     assert sum(engine.num_copies for engine in engines) > 20 * len(seeds)
+    assert sum(engine.num_swapped_in for engine in engines) > 2 * len(seeds)
 
 
 def test_hundreds_of_searches_on_small_pools_find_what_they_would_find_alone():
