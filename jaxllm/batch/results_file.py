@@ -78,7 +78,7 @@ class ResultsFile:
             end = file.seek(0, os.SEEK_END)
             length = end - _end_of_last_line(file, end)
         if length:
-            os.truncate(self.path, end - length)
+            self._file.truncate(end - length)
         return length
 
     def append(self, record: Record) -> None:

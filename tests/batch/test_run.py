@@ -142,6 +142,17 @@ def test_failed_requests_stay_failed_unless_they_are_retried(tmp_path):
     assert (counts(summary), summary.failed_before) == ((0, 0, 3, 0), 1)
 
 
+def test_whatever_a_line_brings_to_fail_is_its_own_failure(tmp_path):
+    class Failing(ScriptedLLM):
+        def chat_prompt(self, messages, **options):
+            raise ZeroDivisionError("in the template")
+
+    write_requests(tmp_path, {"messages": []}, {"prompt": [1]})
+    assert counts(Failing().run(tmp_path)) == (1, 1, 0, 0)
+    assert read_results(tmp_path)[1]["error"] == {
+        "type": "ZeroDivisionError", "message": "in the template", "parameter": None}
+
+
 def test_an_engine_that_takes_no_requests_ends_the_run_without_results(tmp_path):
     write_requests(tmp_path, {"prompt": [1]}, {"prompt": [2]})
     llm = ScriptedLLM()
