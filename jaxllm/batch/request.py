@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxllm.arguments import SAMPLING_FIELDS
 from jaxllm.batch.openai import from_openai, is_openai
+from jaxllm.checks import check_bool
 from jaxllm.errors import ParameterError
 from jaxllm.inputs import check_template_variables
 from jaxllm.sampling_params import SamplingParams
@@ -54,6 +55,8 @@ def parse_request(fields: Mapping[str, Any], defaults: SamplingParams, model_nam
     if not isinstance(messages, list):
         raise ParameterError("messages", messages, "a list of messages, each an object with role and content")
     options = {name: rest.pop(name) for name in CHAT_FIELDS if name in rest}
+    for name in ("add_generation_prompt", "continue_final_message"):
+        check_bool(name, options.get(name, False))
     variables = options.pop("chat_template_kwargs", None)
     check_template_variables(variables)
     return BatchRequest(_params(rest, defaults), messages=messages, chat_options={**options, **(variables or {})})

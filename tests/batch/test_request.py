@@ -70,6 +70,8 @@ def test_messages_take_what_chat_takes_beside_them():
     ({"prompt": "a", "structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs", "exactly one"),
     ({"prompt": "a", "structured_outputs": {"Json": {}}}, "structured_outputs.Json", "json_object"),
     ({"messages": [], "chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "template variables"),
+    ({"messages": [], "add_generation_prompt": "no"}, "add_generation_prompt", "True or False"),
+    ({"messages": [], "continue_final_message": 1}, "continue_final_message", "True or False"),
     ({"messages": [], "chat_template_kwargs": [1]}, "chat_template_kwargs", "template variables"),
 ])
 def test_what_cannot_be_had_is_refused_by_name(fields, parameter, message):
