@@ -22,17 +22,22 @@ from jaxllm.errors import (
 from jaxllm.outputs import CompletionOutput, Logprob, OutputError, RequestMetrics, RequestOutput
 from jaxllm.ranking import best_of
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.scoring import Score
 from jaxllm.structured.params import StructuredOutputsParams
 
 if TYPE_CHECKING:
     from jaxllm.engine.core import Engine
     from jaxllm.engine.stats import EngineStats
     from jaxllm.llm import LLM
+    from jaxllm.scoring import Score
 
 __version__ = "0.1.0"
 
-_LAZY = {"LLM": "jaxllm.llm", "Engine": "jaxllm.engine.core", "EngineStats": "jaxllm.engine.stats"}
+_LAZY = {
+    "LLM": "jaxllm.llm",
+    "Engine": "jaxllm.engine.core",
+    "EngineStats": "jaxllm.engine.stats",
+    "Score": "jaxllm.scoring",
+}
 
 __all__ = [
     "LLM",

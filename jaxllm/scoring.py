@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxllm.errors import ParameterError
+from jaxllm.interrupt import InterruptFlag
 from jaxllm.outputs import OutputError, RequestOutput
+from jaxllm.progress import Bar, open_bar
 from jaxllm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from jaxllm.llm import LLM
-    from jaxllm.progress import Bar
     from jaxllm.tokenization import Tokenizer
 
 Text = str | Sequence[int]
@@ -51,6 +53,12 @@ class Score:
     error: OutputError | None = None
 
 
+_INTERRUPTED = Score(None, error=OutputError("KeyboardInterrupt", "scoring was ended before it came to this pair"))
+
+_Pairs = list[tuple[int, EncodedPair]]
+"""Encoded pairs, each with its place among those given."""
+
+
 def encode_pair(tokenizer: Tokenizer | None, context: Text, continuation: Text) -> EncodedPair:
     """Encode a context and its continuation together, and say where the continuation begins.
 
@@ -87,9 +95,10 @@ def score(llm: LLM, contexts: Sequence[Text], continuations: Sequence[Text], *, 
     """The log-likelihood of each continuation after its context, in their order; see ``encode_pair``.
 
     A pair that cannot be scored, for instance one longer than ``max_model_len - 1`` tokens, carries its error and the
-    others are scored. Pairs of one context are run so that the later ones find it in the prefix cache.
+    others are scored. A context that several pairs have is computed once, where the prefix cache is on. After Ctrl-C
+    the pairs that are left carry a ``KeyboardInterrupt``.
 
-    use_tqdm: as in ``LLM.generate``.
+    use_tqdm: as in ``LLM.generate``; the bar counts pairs.
     """
     for name, texts in (("contexts", contexts), ("continuations", continuations)):
         if isinstance(texts, str | bytes) or not hasattr(texts, "__len__"):
@@ -97,20 +106,75 @@ def score(llm: LLM, contexts: Sequence[Text], continuations: Sequence[Text], *, 
     if len(contexts) != len(continuations):
         raise ParameterError("continuations", f"a list of {len(continuations)}",
                              f"one for each of the {len(contexts)} contexts")
-    scores: list[Score | None] = [None] * len(contexts)
-    pairs: dict[int, EncodedPair] = {}
-    for number, (context, continuation) in enumerate(zip(contexts, continuations, strict=True)):
-        try:
-            pairs[number] = encode_pair(llm.tokenizer, context, continuation)
-        except ParameterError as error:
-            scores[number] = _failed(OutputError(type(error).__name__, str(error), error.parameter))
-    order = _context_by_context(pairs, llm.engine.config.max_num_seqs)
-    prompts = [{"prompt_token_ids": list(pairs[number].token_ids)} for number in order]
-    params = [_params(pairs[number].start) for number in order]
-    outputs = llm.generate(prompts, params, use_tqdm=use_tqdm)
-    for number, output in zip(order, outputs, strict=True):
-        scores[number] = _score_of(pairs[number], output)
-    return [found for found in scores if found is not None]
+    scores = [_INTERRUPTED] * len(contexts)
+    num_done, interrupt = 0, InterruptFlag()
+    groups = _encoded_by_context(llm.tokenizer, contexts, continuations, scores)
+    with interrupt.guard(), contextlib.closing(
+            open_bar(use_tqdm, total=len(contexts), desc="Scoring", unit="pair")) as bar:
+        for pairs in _waves(groups, llm.engine.config.token_capacity // 2):
+            prompts = [{"prompt_token_ids": list(pair.token_ids)} for _, pair in pairs]
+            outputs = llm.generate(prompts, [_params(pair.start) for _, pair in pairs], use_tqdm=False)
+            for (number, pair), output in zip(pairs, outputs, strict=True):
+                scores[number] = _score_of(pair, output)
+            if interrupt.is_set or any(scores[number] is _INTERRUPTED for number, _ in pairs):
+                return scores
+            num_done += len(pairs)
+            bar.update(len(pairs))
+        bar.update(len(contexts) - num_done)
+    return scores
+
+
+def _encoded_by_context(tokenizer: Tokenizer | None, contexts: Sequence[Text], continuations: Sequence[Text],
+                        scores: list[Score]) -> Iterator[_Pairs]:
+    """The pairs of each context, encoded when they are asked for; the scores of those that cannot be are their errors.
+    """
+    by_context: dict[Hashable, list[int]] = {}
+    for number, context in enumerate(contexts):
+        by_context.setdefault(_key(context), []).append(number)
+    for numbers in by_context.values():
+        group: _Pairs = []
+        for number in numbers:
+            try:
+                group.append((number, encode_pair(tokenizer, contexts[number], continuations[number])))
+            except ParameterError as error:
+                scores[number] = _failed(OutputError(type(error).__name__, str(error), error.parameter))
+        if group:
+            yield group
+
+
+def _key(context: Text) -> Hashable:
+    """Equal for equal contexts."""
+    if isinstance(context, str):
+        return context
+    try:
+        found = tuple(context)
+        hash(found)
+    except TypeError:
+        return None  # what is no context at all need not be told apart
+    return found
+
+
+def _waves(groups: Iterable[_Pairs], num_tokens: int) -> Iterator[_Pairs]:
+    """Pairs to run at once, such that a context is in the cache when others want it.
+
+    Of as many groups as take up ``num_tokens`` slots of the cache, first one pair each, then the others.
+    """
+    window: list[_Pairs] = []
+    used = 0
+    for group in groups:
+        size = max(pair.start for _, pair in group) + sum(len(pair.continuation_ids) for _, pair in group)
+        if window and used + size > num_tokens:
+            yield from _first_and_others(window)
+            window, used = [], 0
+        window.append(group)
+        used += size
+    yield from _first_and_others(window)
+
+
+def _first_and_others(groups: Sequence[_Pairs]) -> Iterator[_Pairs]:
+    for pairs in ([group[0] for group in groups], [pair for group in groups for pair in group[1:]]):
+        if pairs:
+            yield pairs
 
 
 def _params(start: int) -> SamplingParams:
@@ -147,29 +211,12 @@ def _stand_in(tokenizer: Tokenizer | None) -> int:
     raise ParameterError("context", "", "not empty: the model has neither BOS nor EOS to put in its place")
 
 
-def _context_by_context(pairs: dict[int, EncodedPair], window: int) -> list[int]:
-    """An order in which a context's later pairs come when the first has been computed, and not much later.
-
-    Of so many contexts at a time as run at once: first one pair of each, then the others.
-    """
-    by_context: dict[tuple[int, ...], list[int]] = {}
-    for number, pair in pairs.items():
-        by_context.setdefault(pair.token_ids[:pair.start], []).append(number)
-    groups = list(by_context.values())
-    order: list[int] = []
-    for first in range(0, len(groups), window):
-        part = groups[first:first + window]
-        order += [numbers[0] for numbers in part]
-        order += [number for numbers in part for number in numbers[1:]]
-    return order
-
-
 def _score_of(pair: EncodedPair, output: RequestOutput) -> Score:
     if output.error is not None:
         return _failed(output.error)
     lines = (output.prompt_logprobs or [])[pair.start:]
     if len(lines) != len(pair.continuation_ids):
-        return _failed(OutputError("KeyboardInterrupt", "the request was ended before its prompt was computed"))
+        return _INTERRUPTED
     entries = [(line or {})[token] for token, line in zip(pair.continuation_ids, lines, strict=True)]
     logprobs = tuple(entry.logprob for entry in entries)
     return Score(

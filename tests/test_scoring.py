@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
+
 import numpy as np
 import pytest
 import tokenizers
 from scripted_model import SIZE, llm_on, path_table
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
+from tqdm import tqdm
 
 from jaxllm import ParameterError
 from jaxllm.scoring import encode_pair, score
@@ -152,8 +155,10 @@ def test_pairs_come_back_in_order_whatever_contexts_they_share(llm):
     assert score(llm, contexts, continuations) == alone * 5
 
 
-def test_pairs_of_one_context_compute_it_once(tmp_path):
-    llm = llm_on(tmp_path / "m", TABLE, *"abc ", special=["<s>"], bos="<s>", max_num_seqs=2)
+# A block of 4 tokens takes 256 bytes: the smallest of these pools holds one context, and no two.
+@pytest.mark.parametrize("sizes", [{}, {"max_num_seqs": 2}, {"kv_cache_bytes": 17 * 256}], ids=str)
+def test_pairs_of_one_context_compute_it_once(tmp_path, sizes):
+    llm = llm_on(tmp_path / "m", TABLE, *"abc ", special=["<s>"], bos="<s>", **sizes)
     contexts = [letter * 40 for letter in "abcab" for _ in range(6)]
     continuations = ["a", "b", "c", "ab", "bc", "ca"] * 5
     scores = score(llm, contexts, continuations)
@@ -179,6 +184,36 @@ def test_lists_that_do_not_match_are_refused(llm, contexts, continuations, name)
     with pytest.raises(ParameterError) as caught:
         score(llm, contexts, continuations)
     assert caught.value.parameter == name
+
+
+def test_ctrl_c_keeps_the_scores_that_are_there(llm, monkeypatch):
+    wanted = score(llm, ["a"] * 3, ["b", "c", "a"])
+    real, calls = llm.engine._runner.execute, []
+
+    def execute(plan):
+        calls.append(plan)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return real(plan)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.engine._runner, "execute", execute)
+        first, *others = score(llm, ["a", "a", "a", "b"], ["b", "c", "a", "a"])
+    assert first == wanted[0]
+    # The first pairs of both contexts were one step, the others the next.
+    assert [found.error and found.error.type for found in others] == ["KeyboardInterrupt", "KeyboardInterrupt", None]
+    assert score(llm, ["a"] * 3, ["b", "c", "a"]) == wanted
+
+
+def test_the_bar_counts_pairs(llm):
+    bars = []
+
+    def bar(**options):
+        bars.append(tqdm(**{**options, "file": io.StringIO(), "disable": False}))
+        return bars[-1]
+
+    score(llm, ["a", "b", "a", ""], ["b", "c", "a", ""], use_tqdm=bar)
+    assert [(each.n, each.total) for each in bars] == [(4, 4)]
 
 
 def test_an_llm_scores(llm):
