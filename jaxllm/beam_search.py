@@ -54,14 +54,14 @@ class BeamSearchParams:
     num_return_sequences: int | None = None
 
     def __post_init__(self) -> None:
-        check_integer("beam_width", self.beam_width, 1)
-        check_integer("max_tokens", self.max_tokens, 1)
+        self._set("beam_width", check_integer("beam_width", self.beam_width, 1))
+        self._set("max_tokens", check_integer("max_tokens", self.max_tokens, 1))
         check_bool("ignore_eos", self.ignore_eos)
         check_bool("include_stop_str_in_output", self.include_stop_str_in_output)
         if isinstance(self.temperature, bool) or self.temperature not in (0.0, 1.0):
             raise ParameterError("temperature", self.temperature, "0.0 or 1.0, which are the same in a beam search: it "
                                  "ranks by the log-softmax of the raw logits")
-        check_real("length_penalty", self.length_penalty, -math.inf, None)
+        self._set("length_penalty", check_real("length_penalty", self.length_penalty, -math.inf, None))
         if abs(self.length_penalty) * math.log(self.max_tokens) > _FLOAT32_RANGE:
             raise ParameterError("length_penalty", self.length_penalty,
                                  f"so small that max_tokens ** length_penalty, with max_tokens={self.max_tokens}, is "
@@ -69,7 +69,8 @@ class BeamSearchParams:
         if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
             raise ParameterError("early_stopping", self.early_stopping, "True, False or 'never'")
         if self.num_return_sequences is not None:
-            check_integer("num_return_sequences", self.num_return_sequences, 1, self.beam_width)
+            number = check_integer("num_return_sequences", self.num_return_sequences, 1, self.beam_width)
+            self._set("num_return_sequences", number)
         self._set("stop", checked_strings("stop", self.stop))
         self._set("stop_token_ids", checked_token_ids("stop_token_ids", self.stop_token_ids))
 

@@ -8,13 +8,16 @@ from collections.abc import Mapping, Sequence
 
 from jaxllm.errors import ParameterError
 
+_GREATEST = (2.0 - 2.0**-23) * 2.0**127  # of float32
 
-def check_integer(name: str, value: object, low: int | None, high: int | None = None) -> None:
-    """``value`` is an integer, NumPy's included, in ``[low, high]``."""
+
+def check_integer(name: str, value: object, low: int | None, high: int | None = None) -> int:
+    """``value`` is an integer, NumPy's included, in ``[low, high]``; returns it as Python's, which never overflows."""
     allowed = "an integer" + (f" >= {low}" if low is not None else "") + (f" and <= {high}" if high is not None else "")
     number = as_integer(value)
     if number is None or (low is not None and number < low) or (high is not None and number > high):
         raise ParameterError(name, value, allowed)
+    return number
 
 
 def as_integer(value: object) -> int | None:
@@ -25,8 +28,8 @@ def as_integer(value: object) -> int | None:
         return None
 
 
-def check_real(name: str, value: object, low: float, high: float | None, *, open_low: bool = False) -> None:
-    """``value`` is a finite number in ``[low, high]``, or ``(low, high]``."""
+def check_real(name: str, value: object, low: float, high: float | None, *, open_low: bool = False) -> float:
+    """``value`` is a finite number in ``[low, high]``, or ``(low, high]``; returns it as Python's."""
     bounds = f"a finite number {'>' if open_low else '>='} {low}" + (f" and <= {high}" if high is not None else "")
     try:
         number = float(value)  # type: ignore[arg-type]
@@ -35,6 +38,7 @@ def check_real(name: str, value: object, low: float, high: float | None, *, open
     too_low = number <= low if open_low else number < low
     if isinstance(value, (bool, str)) or not math.isfinite(number) or too_low or (high is not None and number > high):
         raise ParameterError(name, value, bounds)
+    return number
 
 
 def check_bool(name: str, value: object) -> None:
@@ -80,8 +84,7 @@ def checked_logit_bias(bias: object) -> Mapping[int, float] | None:
             raise ParameterError("logit_bias", key, "keys are token ids: integers >= 0 or their decimal strings")
         if token in result:
             raise ParameterError("logit_bias", bias, f"token id {key} once")
-        check_real(f"logit_bias[{key}]", value, -math.inf, None)
-        result[token] = float(value)
+        result[token] = check_real(f"logit_bias[{key}]", value, -math.inf, None)
     return result
 
 
@@ -100,10 +103,10 @@ def checked_processors(value: object, most_arguments: int) -> Mapping[str, tuple
     for name, arguments in named:
         if not isinstance(name, str):
             raise ParameterError("logits_processors", value, allowed)
-        numbers = (arguments,) if isinstance(arguments, int | float) else arguments
-        if isinstance(numbers, str) or not isinstance(numbers, Sequence) or len(numbers) > most_arguments:
+        several = hasattr(arguments, "__getitem__") and getattr(arguments, "ndim", 1) > 0
+        numbers = list(arguments) if several else [arguments]
+        if isinstance(arguments, str | bytes | Mapping) or len(numbers) > most_arguments:
             raise ParameterError("logits_processors", value, allowed)
-        for number in numbers:
-            check_real(f"logits_processors[{name!r}]", number, -math.inf, None)
-        result[name] = tuple(float(number) for number in numbers)
+        result[name] = tuple(
+            check_real(f"logits_processors[{name!r}]", number, -_GREATEST, _GREATEST) for number in numbers)
     return result

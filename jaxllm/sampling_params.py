@@ -121,36 +121,38 @@ class SamplingParams:
         self._check_lengths()
         self._check_reporting()
         self._check_constraints()
-        check_integer("priority", self.priority, None)
+        self._integer("priority", None)
         if self.cache_salt is not None and not isinstance(self.cache_salt, str):
             raise ParameterError("cache_salt", self.cache_salt, "a string or None")
 
     def _check_sampling(self) -> None:
-        check_integer("n", self.n, 1, MAX_SAMPLES)
-        check_real("temperature", self.temperature, 0.0, None)
-        check_real("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        check_integer("top_k", self.top_k, -1)
-        check_real("min_p", self.min_p, 0.0, 1.0)
-        check_real("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        check_real("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        check_real("repetition_penalty", self.repetition_penalty, 0.0, None, open_low=True)
+        self._integer("n", 1, MAX_SAMPLES)
+        self._real("temperature", 0.0, None)
+        self._real("top_p", 0.0, 1.0, open_low=True)
+        self._integer("top_k", -1)
+        self._real("min_p", 0.0, 1.0)
+        self._real("presence_penalty", -2.0, 2.0)
+        self._real("frequency_penalty", -2.0, 2.0)
+        self._real("repetition_penalty", 0.0, None, open_low=True)
         if self.seed is not None:
-            check_integer("seed", self.seed, 0, MAX_SEED)
+            self._integer("seed", 0, MAX_SEED)
 
     def _check_lengths(self) -> None:
         if self.max_tokens is not None:
-            check_integer("max_tokens", self.max_tokens, 1)
-        check_integer("min_tokens", self.min_tokens, 0)
+            self._integer("max_tokens", 1)
+        self._integer("min_tokens", 0)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ParameterError("min_tokens", self.min_tokens, f"at most max_tokens, which is {self.max_tokens}")
-        if self.truncate_prompt_tokens is not None and self.truncate_prompt_tokens != -1:
-            check_integer("truncate_prompt_tokens", self.truncate_prompt_tokens, 1)
+        if self.truncate_prompt_tokens is not None:
+            self._integer("truncate_prompt_tokens", -1)
+            if self.truncate_prompt_tokens == 0:
+                raise ParameterError("truncate_prompt_tokens", 0, "an integer >= 1, or -1")
 
     def _check_reporting(self) -> None:
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
-                check_integer(name, getattr(self, name), -1)
-        check_integer("prompt_logprobs_start", self.prompt_logprobs_start, 0)
+                self._integer(name, -1)
+        self._integer("prompt_logprobs_start", 0)
         if self.prompt_logprobs_start and self.prompt_logprobs is None:
             raise ParameterError("prompt_logprobs_start", self.prompt_logprobs_start, "0 without prompt_logprobs")
         self._set("logprob_token_ids", checked_token_ids("logprob_token_ids", self.logprob_token_ids))
@@ -181,6 +183,12 @@ class SamplingParams:
             raise ParameterError("structured_outputs", self.structured_outputs, "a StructuredOutputsParams or None")
         if self.ignore_eos:
             raise ParameterError("ignore_eos", True, "False with structured_outputs: a complete text has to end")
+
+    def _integer(self, name: str, low: int | None, high: int | None = None) -> None:
+        self._set(name, check_integer(name, getattr(self, name), low, high))
+
+    def _real(self, name: str, low: float, high: float | None, *, open_low: bool = False) -> None:
+        self._set(name, check_real(name, getattr(self, name), low, high, open_low=open_low))
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
@@ -90,3 +91,31 @@ def test_values_inside_the_ranges_are_kept_exactly(temperature, top_p, top_k, se
     params = SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
     assert (params.temperature, params.top_p, params.top_k, params.seed) == (temperature, top_p, top_k, seed)
     assert params.replace() == params
+
+
+INTEGERS = {"n": 2, "top_k": 5, "seed": 7, "max_tokens": 9, "min_tokens": 2, "logprobs": 1, "prompt_logprobs": 1,
+            "prompt_logprobs_start": 1, "truncate_prompt_tokens": 3, "priority": 4}
+REALS = {"temperature": 0.5, "top_p": 0.5, "min_p": 0.25, "presence_penalty": 0.5, "frequency_penalty": 0.5,
+         "repetition_penalty": 1.5}
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int8, np.uint64, np.array, jnp.int32])
+def test_integers_of_any_width_are_kept_as_pythons(kind):
+    params = SamplingParams(**{name: kind(value) for name, value in INTEGERS.items()})
+    assert params == SamplingParams(**INTEGERS)
+    assert {type(getattr(params, name)) for name in INTEGERS} == {int}
+    assert type(SamplingParams(truncate_prompt_tokens=np.int8(-1)).truncate_prompt_tokens) is int
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.array, jnp.bfloat16])
+def test_reals_of_any_width_are_kept_as_pythons(kind):
+    params = SamplingParams(**{name: kind(value) for name, value in REALS.items()},
+                            logits_processors={"one": kind(0.5), "two": [kind(0.5), 2], "three": np.array([0.5, 2])})
+    assert params == SamplingParams(**REALS, logits_processors={"one": 0.5, "two": [0.5, 2], "three": [0.5, 2]})
+    assert {type(getattr(params, name)) for name in REALS} == {float}
+
+
+def test_arguments_of_processors_fit_float32():
+    for argument in (1e39, -1e300):
+        with pytest.raises(ParameterError, match="logits_processors"):
+            SamplingParams(logits_processors={"scale": argument})
