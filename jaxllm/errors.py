@@ -30,7 +30,11 @@ class ParameterError(JaxLLMError):
         shown = repr(value)
         if len(shown) > 200:
             shown = shown[:200] + "..."
-        super().__init__(f"{parameter}={shown} is not allowed: {allowed}")
+        self._message = f"{parameter}={shown} is not allowed: {allowed}"
+        super().__init__(parameter, value, allowed)  # what copying and pickling make it anew from
+
+    def __str__(self) -> str:
+        return self._message
 
 
 class ModelNotFoundError(JaxLLMError):
@@ -61,6 +65,9 @@ class RequestError(RuntimeError):
 
     def __init__(self, output: RequestOutput) -> None:
         self.output = output
-        error = output.error
+        super().__init__(output)
+
+    def __str__(self) -> str:
+        error = self.output.error
         reason = "it failed" if error is None else f"{error.type}: {error.message}"
-        super().__init__(f"{output.request_id}: {reason}")
+        return f"{self.output.request_id}: {reason}"

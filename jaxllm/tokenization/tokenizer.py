@@ -66,6 +66,15 @@ class Tokenizer:
         self._encode_lock = threading.Lock()
         self._adds_bos = bos_token_id is not None and backend.encode("").ids[:1] == [bos_token_id]
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_encode_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _encode_lock=threading.Lock())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tokenizer:
+        return self  # outputs refer to it; nothing about it changes
+
     @property
     def chat_template(self) -> str | None:
         """The source of the chat template used when none is named, ``None`` when the model has none."""

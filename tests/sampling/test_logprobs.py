@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import jax
 import numpy as np
 import pytest
 from sampling.oracle import log_softmax, preference
 
 from jaxllm.outputs import Logprob
-from jaxllm.sampling import mask_padded_vocab, to_logprobs, token_logprobs
+from jaxllm.sampling import VocabularyLogprobs, mask_padded_vocab, to_logprobs, token_logprobs
 
 report = jax.jit(token_logprobs, static_argnums=2)
 
@@ -84,3 +87,16 @@ def test_chosen_token_comes_first_and_once():
     assert list(far) == [3, 4, 7, 1, 9]
     assert [entry.rank for entry in far.values()] == [40, 1, 2, 2, 4]
     assert all(type(key) is int and type(entry.logprob) is float for key, entry in far.items())
+
+
+def _letter(token_id):
+    return "abc"[token_id]
+
+
+@pytest.mark.parametrize("remake", [copy.copy, copy.deepcopy, lambda line: pickle.loads(pickle.dumps(line))])
+def test_a_remade_line_of_the_whole_vocabulary_holds_the_same(remake):
+    line = VocabularyLogprobs(1, np.log(np.array([0.25, 0.25, 0.5], np.float32)), None, _letter)
+    assert remake(line) == line
+    assert dict(remake(line)) == dict(line)
+    assert list(remake(line)) == [1, 2, 0]
+    assert remake(line)[2] == Logprob(float(np.log(np.float32(0.5))), 1, "c")

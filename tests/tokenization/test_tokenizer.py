@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import copy
+import pickle
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -123,3 +125,19 @@ def test_spans_match_when_the_text_spells_the_bos_that_would_be_added(gemma3: To
     ids, spans = gemma3.encode_with_spans("<bos>a")
     assert ids == gemma3.encode("a")
     assert spans == [(0, 5), (5, 6)]
+
+
+def test_a_pickled_tokenizer_reads_and_writes_the_same(smollm2: Tokenizer) -> None:
+    """Outputs that report the whole vocabulary refer to it."""
+    made = pickle.loads(pickle.dumps(smollm2))
+    text = "<|im_start|>user\nnaïve 🤗<|im_end|>"
+    ids = smollm2.encode(text)
+    assert made.encode(text) == ids
+    assert made.decode(ids, skip_special_tokens=False) == text
+    assert made.token_text(ids[0]) == smollm2.token_text(ids[0])
+    messages = [{"role": "user", "content": "hi"}]
+    assert made.apply_chat_template(messages) == smollm2.apply_chat_template(messages)
+
+
+def test_what_refers_to_a_tokenizer_is_copied_without_it(smollm2: Tokenizer) -> None:
+    assert copy.deepcopy([smollm2])[0] is smollm2
