@@ -258,6 +258,23 @@ def test_logits_that_give_no_token_fail_that_request_alone():
     assert [sample.token_ids for sample in done["fine"].outputs] == [[3, 3], [3, 3]]
 
 
+def test_a_request_that_fails_keeps_what_it_had_and_nothing_else():
+    """No sample gets a token in the step in which one of them cannot."""
+    def choose(sequence):
+        return NO_TOKEN if (sequence.index, sequence.num_output) == (1, 2) else 3
+
+    engine = scripted_engine(choose, LETTERS, vocab_size=9)
+    name = engine.add_request([1], SamplingParams(n=3, max_tokens=8, ignore_eos=True))
+    while engine.has_unfinished():
+        (output,) = engine.step()
+        engine.check_integrity()
+    assert output.request_id == name
+    assert "no token could be chosen at position 3" in output.error.message
+    assert [(sample.token_ids, sample.text, sample.finish_reason) for sample in output.outputs] == [
+        ([3, 3], "DEFDEF", "error")] * 3
+    assert engine.stats().num_generated_tokens == 6
+
+
 def test_abort_returns_what_there_is_and_frees_it():
     engine = scripted_engine(lambda sequence: 0, LETTERS, vocab_size=9)
     name = engine.add_request([1, 2], SamplingParams(max_tokens=9, ignore_eos=True))
