@@ -51,5 +51,5 @@ SAMPLING_FIELDS = ArgumentTable("SamplingParams", [
              skip_reading_prefix_cache=None),
     *refused("it is vLLM's own; leave it out", None, True, skip_clone=False, output_text_buffer_length=0),
     *refused("jaxllm does not report which experts ran", routed_experts_prompt_start=0),
-    *refused("score a given text with prompt_logprobs", trace_decode_token_ids=None),
+    *refused("score a given text with LLM.score", trace_decode_token_ids=None),
 ], own=("banned_token_ids", "logprobs_mode", "prompt_logprobs_start", "priority", "cache_salt"))
