@@ -69,14 +69,21 @@ def check_template_variables(variables: Any) -> None:
         raise ParameterError("chat_template_kwargs", variables, allowed)
 
 
-def read_template(template: Any) -> str | None:
-    """A chat template: that of a file, if there is one of this name, else the text itself."""
+def read_template(template: Any, tokenizer: Tokenizer | None) -> str | None:
+    """A chat template: that of a file, if there is one of this name, else the text itself.
+
+    The text is a template's source, or the name of one of the tokenizer's; ``ParameterError`` for any other.
+    """
     if template is None:
         return None
     if isinstance(template, str | os.PathLike) and os.path.isfile(template):
         return Path(template).read_text(encoding="utf-8")
     if not isinstance(template, str):
         raise ParameterError("chat_template", template, "a template's source, its name, or its file")
+    names = () if tokenizer is None else tokenizer.template_names
+    if "{" not in template and template not in names:
+        raise ParameterError("chat_template", template,
+                             f"a template's source, a file that exists, or one of the model's templates, {list(names)}")
     return template
 
 

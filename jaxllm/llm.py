@@ -162,7 +162,7 @@ class LLM:
             reading = None if skip_tokenizer_init else pool.submit(read_tokenizer, source, chosen, tokenizer_revision)
             opened = open_model(source, dtype, has_weights=has_weights)
             self.tokenizer: Tokenizer | None = None if reading is None else reading.result()
-        self._chat_template = read_template(chat_template)
+        self._chat_template = read_template(chat_template, self.tokenizer)
         self.engine: Engine = build_engine(
             opened.model,
             lambda: load_weights(source, opened) if has_weights else opened.model.init(),

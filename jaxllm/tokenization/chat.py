@@ -28,6 +28,11 @@ class ChatTemplates:
         """The source of the template named "default"."""
         return self._templates.get("default")
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the templates, sorted."""
+        return tuple(sorted(self._templates))
+
     def render(
         self,
         messages: Sequence[Message],

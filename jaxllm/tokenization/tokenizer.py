@@ -80,6 +80,11 @@ class Tokenizer:
         """The source of the chat template used when none is named, ``None`` when the model has none."""
         return self._templates.default
 
+    @property
+    def template_names(self) -> tuple[str, ...]:
+        """The names of the model's chat templates; one alone is "default"."""
+        return self._templates.names
+
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
         """The token ids of a text.
 
