@@ -9,7 +9,7 @@ import pickle
 import numpy as np
 import pytest
 
-from jaxllm import LLM, BeamSearchParams, ParameterError, SamplingParams
+from jaxllm import LLM, BeamSearchParams, ParameterError, SamplingParams, StructuredOutputsParams
 from jaxllm.arguments import (
     BEAM_SEARCH_ARGUMENTS,
     BEAM_SEARCH_FIELDS,
@@ -18,6 +18,7 @@ from jaxllm.arguments import (
     GENERATE_ARGUMENTS,
     PROMPT_KEYS,
     SAMPLING_FIELDS,
+    STRUCTURED_FIELDS,
 )
 from jaxllm.arguments.table import ArgumentTable, honoured, refused
 from jaxllm.engine.prompts import encode_prompt
@@ -26,6 +27,7 @@ FUNCTIONS = {
     "LLM": (ENGINE_ARGUMENTS, LLM.__init__), "generate": (GENERATE_ARGUMENTS, LLM.generate),
     "chat": (CHAT_ARGUMENTS, LLM.chat), "beam_search": (BEAM_SEARCH_ARGUMENTS, LLM.beam_search),
     "SamplingParams": (SAMPLING_FIELDS, SamplingParams), "BeamSearchParams": (BEAM_SEARCH_FIELDS, BeamSearchParams),
+    "StructuredOutputsParams": (STRUCTURED_FIELDS, StructuredOutputsParams),
 }
 PAIRS = [(table, argument) for table, _ in FUNCTIONS.values() for argument in table.arguments]
 REFUSED = [pytest.param(*pair, id=f"{pair[0].owner}-{pair[1].name}") for pair in PAIRS if not pair[1].honoured]
@@ -62,7 +64,7 @@ def test_no_name_is_listed_twice():
     ("enable_expert_parallel", True), ("quantization", "awq"), ("speculative_config", {"model": "x"}),
     ("enable_lora", True), ("trust_remote_code", True), ("enforce_eager", True), ("enable_chunked_prefill", False),
     ("distributed_executor_backend", "ray"), ("tensor_parallel_size", True), ("hf_overrides", {"rope_theta": 1.0}),
-    ("cpu_offload_gb", 4), ("worker_cls", object)])
+    ("cpu_offload_gb", 4), ("worker_cls", object), ("disable_sliding_window", True)])
 def test_the_engine_refuses_before_it_looks_for_the_model(name, value):
     with pytest.raises(ParameterError) as caught:
         LLM("no/such/model", **{name: value})
@@ -99,6 +101,16 @@ def test_sampling_params_passes_over_what_asks_for_nothing():
     assert params == SamplingParams(n=2)
     assert pickle.loads(pickle.dumps(params)) == dataclasses.replace(params) == params.replace() == params
     assert params.replace(best_of=1) == params
+
+
+@pytest.mark.parametrize(("name", "value", "instead"), [
+    ("backend", "xgrammar", "one grammar library"), ("disable_fallback", True, "one grammar library"),
+    ("regexp", "a", "did you mean regex")])
+def test_structured_outputs_params_refuses_what_it_does_not_have(name, value, instead):
+    with pytest.raises(ParameterError, match=instead) as caught:
+        StructuredOutputsParams(json={}, **{name: value})
+    assert caught.value.parameter == name
+    assert StructuredOutputsParams(json={}, backend="auto", disable_fallback=False) == StructuredOutputsParams(json={})
 
 
 def test_sampling_params_keeps_the_signature_of_its_fields():

@@ -8,9 +8,10 @@ from __future__ import annotations
 from jaxllm.arguments.beam_search import BEAM_SEARCH_ARGUMENTS, BEAM_SEARCH_FIELDS
 from jaxllm.arguments.engine import CHAT_ARGUMENTS, ENGINE_ARGUMENTS, GENERATE_ARGUMENTS, PROMPT_KEYS
 from jaxllm.arguments.sampling import SAMPLING_FIELDS
+from jaxllm.arguments.structured import STRUCTURED_FIELDS
 from jaxllm.arguments.table import Argument, ArgumentTable, understands
 
 __all__ = [
     "BEAM_SEARCH_ARGUMENTS", "BEAM_SEARCH_FIELDS", "CHAT_ARGUMENTS", "ENGINE_ARGUMENTS", "GENERATE_ARGUMENTS",
-    "PROMPT_KEYS", "SAMPLING_FIELDS", "Argument", "ArgumentTable", "understands",
+    "PROMPT_KEYS", "SAMPLING_FIELDS", "STRUCTURED_FIELDS", "Argument", "ArgumentTable", "understands",
 ]

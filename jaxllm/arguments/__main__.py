@@ -18,11 +18,13 @@ from jaxllm.arguments import (
     GENERATE_ARGUMENTS,
     PROMPT_KEYS,
     SAMPLING_FIELDS,
+    STRUCTURED_FIELDS,
 )
 from jaxllm.arguments.table import REQUIRED, ArgumentTable
 from jaxllm.beam_search import BeamSearchParams
 from jaxllm.llm import LLM
 from jaxllm.sampling_params import SamplingParams
+from jaxllm.structured.params import StructuredOutputsParams
 
 _TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
@@ -108,6 +110,8 @@ _TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "beam_search_refused": lambda: _unknown(BEAM_SEARCH_ARGUMENTS),
     "sampling": lambda: _fields(SAMPLING_FIELDS, SamplingParams),
     "sampling_refused": lambda: _unknown(SAMPLING_FIELDS),
+    "structured": lambda: _fields(STRUCTURED_FIELDS, StructuredOutputsParams),
+    "structured_refused": lambda: _unknown(STRUCTURED_FIELDS),
     "beams": lambda: _fields(BEAM_SEARCH_FIELDS, BeamSearchParams),
 }
 

@@ -7,12 +7,14 @@ import json as jsonlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxllm.arguments import STRUCTURED_FIELDS, understands
 from jaxllm.errors import ParameterError
 
 KINDS = ("json", "regex", "choice", "grammar", "json_object")
 """The fields of which exactly one says what is allowed."""
 
 
+@understands(STRUCTURED_FIELDS)
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StructuredOutputsParams:
     """The texts that a request may produce. Names and meanings follow vLLM's ``StructuredOutputsParams``.
@@ -31,6 +33,8 @@ class StructuredOutputsParams:
     disable_any_whitespace: no white space between the parts of the JSON text; by default any is allowed.
     whitespace_pattern: a regular expression for the white space allowed there instead.
     disable_additional_properties: objects whose schema lists ``properties`` and does not say otherwise have no others.
+
+    structural_tag: refused: write the tags into a Lark grammar, which can hold JSON schemas as ``%json {...}``.
 
     Raises ``ParameterError`` for anything else. Whether a schema, expression or grammar can be enforced is found out
     when it is compiled for a tokenizer (``GrammarCompiler.compile``).
