@@ -7,8 +7,10 @@ import functools
 import jax
 import numpy as np
 import pytest
+from scripted_model import START, llm_on, script, table_params
 from support import bits, greedy, prompts, run, tiny_engine, tiny_model
 
+from jaxllm import BeamSearchParams
 from jaxllm.errors import EngineError, ParameterError
 
 PROMPTS = prompts(4, seed=3, low=20, high=40)
@@ -197,3 +199,21 @@ def test_sleep_gives_the_memory_of_the_cache_back(engine):
     assert live() <= before - pool
     engine.wake_up()
     assert _answers(engine) == _fresh(0)
+
+
+@pytest.mark.case(16)
+def test_every_way_to_generate_says_that_there_are_no_weights(tmp_path):
+    llm = llm_on(tmp_path / "m", script(3), "a", "b", "c")
+    prompt = {"prompt_token_ids": [START]}
+    llm.sleep(2)
+    llm.wake_up()
+    errors = [llm.generate(prompt, greedy(3))[0].error, llm.beam_search(prompt, BeamSearchParams(2, 3))[0].error,
+              llm.score([[START]], [[1]])[0].error]
+    for error in errors:
+        assert error.type == "EngineError"
+        assert "update_params" in error.message
+    for call in (lambda: list(llm.stream(prompt, greedy(3))), lambda: llm.generate(prompt, raise_on_error=True)):
+        with pytest.raises(EngineError, match="update_params"):
+            call()
+    llm.update_params(table_params(script(2)))
+    assert llm.generate(prompt, greedy(3))[0].outputs[0].text == "abb"
