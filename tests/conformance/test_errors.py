@@ -9,7 +9,7 @@ import pytest
 from scripted_model import SIZE, START, engine_on, flat_table, llm_on, path_table, script
 from support import bits, greedy, run, tiny_engine
 
-from jaxllm import ParameterError
+from jaxllm import BeamSearchParams, ParameterError, Score
 from jaxllm.sampling_params import SamplingParams
 
 MAX_LEN = 24
@@ -189,6 +189,38 @@ def test_ctrl_c_keeps_what_is_finished_and_ends_the_rest_with_what_they_have(llm
         short, long = llm.generate([[START]] * 2, [greedy(2), greedy(20)], use_tqdm=False)
     assert (short.outputs[0].text, short.outputs[0].finish_reason) == ("ab", "length")
     assert (long.outputs[0].text, long.outputs[0].finish_reason) == ("abcc", "abort")
+
+
+@pytest.mark.case(30)
+@pytest.mark.parametrize("way", ["generate", "stream", "chat", "beam_search", "score"])
+def test_after_ctrl_c_in_any_call_every_other_call_returns_only_its_own(llm, monkeypatch, way):
+    prompts = [[START] * 3, [START, 1]]
+    talk = [[{"role": "user", "content": "abc"}]] * 2
+    calls = {
+        "generate": lambda: llm.generate(prompts, greedy(9), use_tqdm=False),
+        "stream": lambda: list(llm.stream(prompts, greedy(9))),
+        "chat": lambda: llm.chat(talk, greedy(9), use_tqdm=False, chat_template="{{ messages[0]['content'] }}"),
+        "beam_search": lambda: llm.beam_search(prompts, BeamSearchParams(3, 9)),
+        "score": lambda: llm.score(prompts, [[1, 2]] * 2, use_tqdm=False),
+    }
+    wanted = {name: _answers(call()) for name, call in calls.items()}
+    real, steps = llm.engine._runner.execute, []
+
+    def execute(plan):
+        steps.append(plan)
+        if len(steps) == (1 if way == "score" else 3):
+            raise KeyboardInterrupt
+        return real(plan)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.engine._runner, "execute", execute)
+        assert _answers(calls[way]()) != wanted[way]
+    assert not llm.engine.has_unfinished()
+    assert {name: _answers(call()) for name, call in calls.items()} == wanted
+
+
+def _answers(results):
+    return [result if isinstance(result, Score) else (result.prompt_token_ids, bits(result)) for result in results]
 
 
 @pytest.mark.case(30)
