@@ -9,8 +9,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
+from jaxllm.structured.fixpoint import follows
 from jaxllm.structured.problem import GrammarProblemError
 
 _RULE = re.compile(r"([A-Za-z_][\w-]*)\s*::=")
@@ -250,20 +251,14 @@ def _grouped(node: _Node, names: Mapping[str, str]) -> str:
 
 
 def _check_finite(rules: Mapping[str, _Node]) -> None:
-    """Raise if ``root`` has no finite sentence: the rules that have one are found until no more are."""
-    finite: set[str] = set()
-    while True:
-        found = {name for name, body in rules.items() if name in finite or _is_finite(body, finite)}
-        if found == finite:
-            break
-        finite = found
-    if "root" not in finite:
+    """Raise if ``root`` has no finite sentence."""
+    if not follows("root", lambda name, known: _is_finite(rules[name], known)):
         raise GrammarProblemError("no finite text satisfies the grammar: root requires itself inside itself")
 
 
-def _is_finite(node: _Node, finite: set[str]) -> bool:
+def _is_finite(node: _Node, known: Callable[[str], bool]) -> bool:
     if isinstance(node, _Reference):
-        return node.name in finite
+        return known(node.name)
     if isinstance(node, _Repeat) and node.low == 0:
         return True
-    return (any if isinstance(node, _Choice) else all)(_is_finite(child, finite) for child in _children(node))
+    return (any if isinstance(node, _Choice) else all)(_is_finite(child, known) for child in _children(node))

@@ -14,6 +14,7 @@ import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits
 
 from jaxllm.errors import EngineError, ParameterError
+from jaxllm.structured.depth import on_deep_stack
 from jaxllm.structured.params import StructuredOutputsParams
 from jaxllm.structured.problem import GrammarProblemError
 from jaxllm.structured.source import grammar_source
@@ -74,7 +75,7 @@ class Grammar:
         except RecursionError:
             raise _refused(params, "it is nested too deeply") from None
         limits = LLParserLimits(verbose_errors=False)
-        self._fresh = LLMatcher(vocabulary.ll_tokenizer, source, log_level=0, limits=limits)
+        self._fresh = on_deep_stack(lambda: LLMatcher(vocabulary.ll_tokenizer, source, log_level=0, limits=limits))
         if self._fresh.is_error():
             raise _refused(params, _message(self._fresh))
         try:
@@ -161,6 +162,8 @@ class GrammarMatcher:
             if token_id in self._hidden:
                 after = self._opening
         if stands_for == NO_TOKEN or (stands_for != SILENT and not self._inner.consume_token(stands_for)):
+            if self._inner.stop_reason() == "InternalError":
+                raise EngineError(f"the grammar cannot go on: {_message(self._inner)}")
             raise EngineError(f"token {token_id} does not continue the text as the grammar allows")
         step = _PLAIN_STEP if self._opening == INSIDE else _Step(int(stands_for != SILENT), self._opening, False)
         self._advance(step, after, ended=False)

@@ -7,6 +7,7 @@ from typing import Any
 
 from llguidance import regex_to_lark
 
+from jaxllm.structured.depth import check_number_of_references, check_number_of_rules
 from jaxllm.structured.gbnf import gbnf_to_lark, is_gbnf
 from jaxllm.structured.lark import checked_lark
 from jaxllm.structured.params import StructuredOutputsParams
@@ -31,8 +32,10 @@ def grammar_source(params: StructuredOutputsParams) -> str:
         return f"start: CHOICE\nCHOICE: {choices}{_OPTIONS}"
     if params.grammar is not None:
         grammar = params.grammar
+        check_number_of_rules(grammar)
         return (gbnf_to_lark(grammar) if is_gbnf(grammar) else checked_lark(grammar, enforceable)) + _OPTIONS
     schema: dict[str, Any] = {"type": "object"} if params.json is None else json.loads(str(params.json))
+    check_number_of_references(schema)
     schema = enforceable(schema, closed=params.disable_additional_properties)
     return f"start: %json {json.dumps({**schema, **_white_space(params)}, ensure_ascii=False)}{_OPTIONS}"
 

@@ -2,44 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from jaxllm.structured.fixpoint import follows
 from jaxllm.structured.tagged import resolve
+
+_ROOT = "#"
 
 _NESTED = {"array", "object"}
 
 
 def has_finite_instance(root: Mapping[str, Any]) -> bool:
-    """``False`` only if every text that satisfies the schema would be infinite: it requires itself inside itself.
+    """``False`` only if every text that satisfies the schema would be infinite: it requires itself inside itself."""
+    def holds(reference: str, known: Callable[[str], bool]) -> bool:
+        target = root if reference == _ROOT else resolve(reference, root)
+        return target is None or _finite(target, known)
 
-    References are first taken to have no finite instance, then those that must have one are found until no more are.
-    """
-    finite: dict[str, bool] = {}
-    while True:
-        before = dict(finite)
-        result = _finite(root, root, finite)
-        for reference in list(finite):
-            target = resolve(reference, root)
-            finite[reference] = target is None or _finite(target, root, finite)
-        if finite == before:
-            return result
+    return follows(_ROOT, holds)
 
 
-def _finite(schema: Any, root: Mapping[str, Any], finite: dict[str, bool]) -> bool:
-    """Whether a finite instance follows from what is known of the references; notes those it meets in ``finite``."""
+def _finite(schema: Any, known: Callable[[str], bool]) -> bool:
+    """Whether a finite instance follows from what is known of the references."""
     if not isinstance(schema, dict):
         return schema is not False
     parts = []
     if isinstance(schema.get("$ref"), str):
-        parts.append(finite.setdefault(schema["$ref"], False))
+        parts.append(known(schema["$ref"]))
     for key, combine in (("anyOf", any), ("oneOf", any), ("allOf", all)):
         if isinstance(schema.get(key), list):
-            parts.append(combine(_finite(option, root, finite) for option in schema[key]))
-    return all(parts) and _finite_alone(schema, root, finite)
+            parts.append(combine(_finite(option, known) for option in schema[key]))
+    return all(parts) and _finite_alone(schema, known)
 
 
-def _finite_alone(schema: dict[str, Any], root: Mapping[str, Any], finite: dict[str, bool]) -> bool:
+def _finite_alone(schema: dict[str, Any], known: Callable[[str], bool]) -> bool:
     """The same for the keywords about the value itself."""
     if "const" in schema or "enum" in schema:
         return True
@@ -47,8 +43,8 @@ def _finite_alone(schema: dict[str, Any], root: Mapping[str, Any], finite: dict[
     allowed = {types} if isinstance(types, str) else set(map(str, types)) if isinstance(types, list) else set()
     if not allowed or allowed - _NESTED:
         return True
-    return ("object" in allowed and all(_finite(child, root, finite) for child in _required_values(schema))) or (
-        "array" in allowed and all(_finite(child, root, finite) for child in _required_items(schema)))
+    return ("object" in allowed and all(_finite(child, known) for child in _required_values(schema))) or (
+        "array" in allowed and all(_finite(child, known) for child in _required_items(schema)))
 
 
 def _required_values(schema: dict[str, Any]) -> list[Any]:
