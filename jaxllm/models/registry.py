@@ -36,6 +36,7 @@ def family_of(hf_config: Mapping[str, Any]) -> Family:
                                     "needed")
     for family in FAMILIES:
         if any(architecture in family.architectures for architecture in architectures):
+            _refuse_quantized(hf_config)
             return family
     known = [architecture for family in FAMILIES for architecture in family.architectures]
     if not architectures:
@@ -44,3 +45,12 @@ def family_of(hf_config: Mapping[str, Any]) -> Family:
     raise UnsupportedModelError(
         f"architecture {architectures[0]!r} is not supported; the nearest that are: {', '.join(near)}"
     )
+
+
+def _refuse_quantized(hf_config: Mapping[str, Any]) -> None:
+    """Quantized tensors have other names, and some the same names and other meanings."""
+    quantization = hf_config.get("quantization_config") or hf_config.get("compression_config")
+    if quantization:
+        method = quantization.get("quant_method", "?") if isinstance(quantization, Mapping) else quantization
+        raise UnsupportedModelError(f"the model's config says that it is quantized (quant_method={method!r}), which is "
+                                    "not supported: give the checkpoint it was made from, or a .gguf file")

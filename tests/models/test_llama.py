@@ -87,6 +87,15 @@ def test_architectures_that_are_no_list_of_names_are_refused(architectures):
         family_of({"architectures": architectures})
 
 
+@pytest.mark.parametrize("changes", [
+    {"quantization_config": {"quant_method": "awq", "bits": 4}}, {"compression_config": {"quant_method": "awq"}},
+])
+def test_a_checkpoint_that_is_quantized_is_refused_by_its_method(changes):
+    assert family_of({**BASE, "quantization_config": None}).name == "llama"
+    with pytest.raises(UnsupportedModelError, match=r"quant_method='awq'.*\.gguf"):
+        family_of({**BASE, **changes})
+
+
 def test_heads_that_do_not_divide_are_refused():
     with pytest.raises(UnsupportedModelError, match="num_key_value_heads=5"):
         llama.decoder_config({**BASE, "num_key_value_heads": 5})
