@@ -16,7 +16,7 @@ _NO_SERVER = "it concerns vLLM's server, which jaxllm does not have; leave it ou
 _CHUNKS = "prompts are always computed in chunks beside running requests, within max_num_batched_tokens"
 _NO_METRICS = "see LLM.stats() and disable_log_stats=False for figures, and jax.profiler for traces"
 _WEIGHTS_ON_DEVICE = "weights stay on the device; take a smaller dtype or model"
-_FROM_CHECKPOINT = "weights are used as the checkpoint stores them; give a checkpoint or a .gguf file that is quantized"
+_FROM_CHECKPOINT = "weights are computed with in dtype; a .gguf file may be quantized, and is dequantized on loading"
 _HUB = "the settings of huggingface_hub apply: "
 _OWN_CACHE = "jaxllm manages one cache for all layers; set kv_cache_bytes or block_size"
 _ONE_GRAMMAR = "jaxllm has one grammar library; leave it out, and see SamplingParams.structured_outputs"
