@@ -54,7 +54,17 @@ def checked_strings(name: str, value: object) -> tuple[str, ...] | None:
     strings = (value,) if isinstance(value, str) else value
     if not isinstance(strings, Sequence) or not all(isinstance(s, str) and s for s in strings):
         raise ParameterError(name, value, "a non-empty string or a list of non-empty strings")
+    for string in strings:
+        check_unicode(name, string)
     return tuple(strings)
+
+
+def check_unicode(name: str, text: str) -> None:
+    """``text`` can be encoded, as lone surrogates cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ParameterError(name, text, f"valid Unicode, without lone surrogates ({error.reason})") from None
 
 
 def checked_token_ids(name: str, ids: object) -> tuple[int, ...] | None:

@@ -19,6 +19,8 @@ from jaxllm.tokenization import Tokenizer
 Params = SamplingParams | Sequence[SamplingParams] | None
 """One for all prompts, one for each, or the model's own defaults."""
 
+_NO_LISTS = (bytes, bytearray, memoryview, set, frozenset)
+
 
 class Unusable:
     """Stands for a prompt that could not be made, so that the error takes the prompt's place among the outputs."""
@@ -39,7 +41,7 @@ def prompt_list(prompts: Any) -> list[Any]:
     """The prompts as a list: one prompt is a list of one, and a flat list of integers is one prompt."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
-    if not hasattr(prompts, "__iter__") or isinstance(prompts, bytes) or getattr(prompts, "ndim", 1) == 0:
+    if not hasattr(prompts, "__iter__") or isinstance(prompts, _NO_LISTS) or getattr(prompts, "ndim", 1) == 0:
         raise ParameterError("prompts", prompts, "a prompt (a string, token ids or a mapping) or a list of prompts")
     if hasattr(prompts, "__array__"):  # also JAX's, whose rows are slow to take one by one
         prompts = np.asarray(prompts)

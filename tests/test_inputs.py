@@ -22,6 +22,12 @@ def test_prompts_become_a_list(given, prompts):
     assert prompt_list(given) == prompts
 
 
+@pytest.mark.parametrize("given", [{1, 2}, frozenset("ab"), b"ab", bytearray(b"ab"), memoryview(b"ab"), 5, None])
+def test_what_has_no_order_or_is_no_list_of_prompts_is_refused(given):
+    with pytest.raises(ParameterError, match="prompts="):
+        prompt_list(given)
+
+
 def test_parameters_are_one_for_all_or_one_each():
     assert params_list(None, 2, ONE) == params_list(ONE, 2, TWO) == [ONE, ONE]
     assert params_list((ONE, TWO), 2, ONE) == [ONE, TWO]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxllm.arguments import PROMPT_KEYS
+from jaxllm.checks import check_unicode
 from jaxllm.errors import ParameterError
 from jaxllm.tokenization import Tokenizer
 
@@ -26,6 +27,8 @@ def encode_prompt(prompt: Any, tokenizer: Tokenizer | None) -> tuple[str | None,
         PROMPT_KEYS.check({key: value for key, value in prompt.items() if key not in known})
         if "prompt_token_ids" in prompt:
             text, prompt = prompt.get("prompt"), prompt["prompt_token_ids"]
+            if not isinstance(text, str | None):
+                raise ParameterError("prompt", text, "a string")
             if isinstance(prompt, str):
                 raise ParameterError("prompt_token_ids", prompt, "a list of token ids")
         else:
@@ -33,9 +36,10 @@ def encode_prompt(prompt: Any, tokenizer: Tokenizer | None) -> tuple[str | None,
     if isinstance(prompt, str):
         if tokenizer is None:
             raise ParameterError("prompt", prompt, "token ids: this engine has no tokenizer")
+        check_unicode("prompt", prompt)
         return str(prompt), tokenizer.encode(prompt)
     if hasattr(prompt, "__array__"):
         prompt = np.asarray(prompt)
-    if isinstance(prompt, bytes) or not isinstance(prompt, Sequence | np.ndarray):
+    if isinstance(prompt, bytes | bytearray | memoryview) or not isinstance(prompt, Sequence | np.ndarray):
         raise ParameterError("prompt", prompt, allowed)
     return text, prompt

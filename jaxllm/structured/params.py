@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxllm.arguments import STRUCTURED_FIELDS, understands
+from jaxllm.checks import check_unicode
 from jaxllm.errors import ParameterError
 
 KINDS = ("json", "regex", "choice", "grammar", "json_object")
@@ -95,10 +96,7 @@ def _is_given(value: object) -> bool:
 def _text(name: str, value: object) -> None:
     if not isinstance(value, str) or not value:
         raise ParameterError(name, value, "a non-empty string")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise ParameterError(name, value, f"valid Unicode, without lone surrogates ({error.reason})") from None
+    check_unicode(name, value)
 
 
 def _choices(choice: object) -> tuple[str, ...] | None:

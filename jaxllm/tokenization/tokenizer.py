@@ -9,6 +9,7 @@ from typing import Any, Literal, overload
 
 import tokenizers
 
+from jaxllm.checks import check_unicode
 from jaxllm.errors import ParameterError
 from jaxllm.tokenization.assembler import TextAssembler
 from jaxllm.tokenization.chat import ChatTemplates, Message
@@ -239,7 +240,4 @@ class Tokenizer:
 def _check_text(text: object) -> None:
     if not isinstance(text, str):
         raise ParameterError("text", text, "a string")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ParameterError("text", text, f"valid Unicode, without lone surrogates ({error.reason})") from None
+    check_unicode("text", text)
