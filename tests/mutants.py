@@ -157,9 +157,7 @@ def ties_go_to_the_highest_id():
     jaxllm.sampling.sampler.argmax = mutated
 
 
-@mutant(
-    "conformance/test_prefixes.py::test_a_block_is_found_only_behind_the_same_prefix",
-    "conformance/test_prefixes.py::test_a_prompt_with_another_beginning_is_answered_as_by_itself")
+@mutant("conformance/test_prefixes.py::test_a_block_is_found_only_behind_the_same_prefix")
 def block_hashes_are_not_chained():
     from jaxllm.engine.prefix_hash import HashChain
 
@@ -192,7 +190,7 @@ def prefixes_outlive_the_weights():
     BlockManager.bump_weight_version = lambda self: None
 
 
-@mutant("conformance/test_logprobs.py::test_prompt_logprobs_after_a_plain_run_are_those_without_the_cache[25]")
+@mutant("engine/test_block_manager.py::test_a_request_for_prompt_logprobs_reads_no_prefix_but_publishes_its_own")
 def prompt_logprobs_read_the_prefix_cache():
     from jaxllm.engine.request import Sequence
 
@@ -212,14 +210,14 @@ def blocks_are_free_while_others_own_them():
     BlockPool.release = mutated
 
 
-@mutant("conformance/test_errors.py::test_max_tokens_beyond_the_room_is_cut_to_it")
+@mutant("engine/test_core.py::test_abort_returns_what_there_is_and_frees_it")
 def blocks_are_lost_when_they_are_released():
     from jaxllm.engine.block_pool import BlockPool
 
     BlockPool.release = lambda self, block: None
 
 
-@mutant("conformance/test_seeds.py::test_samples_of_a_prompt_do_not_see_each_other[21]")
+@mutant("engine/test_block_manager.py::test_forks_share_all_blocks_and_the_first_to_write_into_a_partial_one_gets_a_copy")
 def shared_blocks_are_written_to():
     from jaxllm.engine.block_manager import BlockManager
 
