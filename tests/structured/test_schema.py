@@ -91,16 +91,19 @@ def test_every_enforced_keyword_is_shown_above():
     assert set(ENFORCEABLE) | {"format"} >= ENFORCED
 
 
+PLACES = {
+    "#": lambda inner: inner,
+    "#/properties/a~b/items": lambda inner: an_object(**{"a~b": {"type": "array", "items": inner}}),
+    "#/$defs/d/anyOf/1": lambda inner: {"$defs": {"d": {"anyOf": [{}, inner]}}, "type": "null"},
+    "#/prefixItems/0/additionalProperties": lambda inner: {"prefixItems": [{"additionalProperties": inner}]},
+    "#/allOf/0/patternProperties/^x": lambda inner: {"allOf": [{"patternProperties": {"^x": inner}}]},
+}
+
+
 @pytest.mark.parametrize("keyword", UNENFORCEABLE)
-@pytest.mark.parametrize(("at", "wrap"), [
-    ("#", lambda inner: inner),
-    ("#/properties/a~b/items", lambda inner: an_object(**{"a~b": {"type": "array", "items": inner}})),
-    ("#/$defs/d/anyOf/1", lambda inner: {"$defs": {"d": {"anyOf": [{}, inner]}}, "type": "null"}),
-    ("#/prefixItems/0/additionalProperties", lambda inner: {"prefixItems": [{"additionalProperties": inner}]}),
-    ("#/allOf/0/patternProperties/^x", lambda inner: {"allOf": [{"patternProperties": {"^x": inner}}]}),
-], ids=str)
-def test_what_cannot_be_enforced_is_refused_by_its_name_and_place(byte_compiler, keyword, at, wrap):
-    params = StructuredOutputsParams(json=wrap(UNENFORCEABLE[keyword]))
+@pytest.mark.parametrize("at", PLACES)
+def test_what_cannot_be_enforced_is_refused_by_its_name_and_place(byte_compiler, keyword, at):
+    params = StructuredOutputsParams(json=PLACES[at](UNENFORCEABLE[keyword]))
     with pytest.raises(ParameterError) as raised:
         byte_compiler.compile(params)
     assert f"keyword {keyword!r} at {at} cannot be enforced" in str(raised.value)
