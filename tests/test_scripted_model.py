@@ -13,8 +13,9 @@ def test_logits_are_the_table_bit_for_bit():
     table = np.random.default_rng(0).normal(0, 7, (SIZE, SIZE)).astype(np.float32)
     table[5, :4] = [0.1, -1e30, 1e-30, 3e37]
     runner = engine_on(table)._runner
-    hidden = runner.model.finish(runner.outer, runner.model.embed(runner.outer, np.arange(SIZE)))
-    np.testing.assert_array_equal(np.asarray(runner.model.logits(runner.head, hidden)), table)
+    model, weights = runner.model, runner.weights
+    hidden = model.finish(weights.outer, model.embed(weights.outer, np.arange(SIZE)))
+    np.testing.assert_array_equal(np.asarray(model.logits(weights.head, hidden)), table)
 
 
 def test_logits_depend_on_the_last_token_alone():
