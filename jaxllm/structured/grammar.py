@@ -15,6 +15,7 @@ from llguidance import LLExecutor, LLMatcher, LLParserLimits
 
 from jaxllm.errors import EngineError, ParameterError
 from jaxllm.structured.depth import on_deep_stack
+from jaxllm.structured.gbnf import is_gbnf
 from jaxllm.structured.params import StructuredOutputsParams
 from jaxllm.structured.problem import GrammarProblemError
 from jaxllm.structured.source import grammar_source
@@ -77,7 +78,11 @@ class Grammar:
         limits = LLParserLimits(verbose_errors=False)
         self._fresh = on_deep_stack(lambda: LLMatcher(vocabulary.ll_tokenizer, source, log_level=0, limits=limits))
         if self._fresh.is_error():
-            raise _refused(params, _message(self._fresh))
+            message = _message(self._fresh)
+            if params.grammar is None or is_gbnf(params.grammar):
+                # It is a place in what was made of the expression, the schema or the GBNF, which nobody has seen.
+                message = re.sub(r"^at \d+\(\d+\): ", "", message)
+            raise _refused(params, message)
         try:
             # On the original, so that its copies begin with what this computes.
             GrammarMatcher(self, self._fresh, skip_special_tokens=True).allowed()

@@ -248,3 +248,13 @@ def test_threads_compile_and_match_side_by_side(byte_compiler):
     for thread in threads:
         thread.join()
     assert failures == []
+
+
+@pytest.mark.parametrize(("given", "begins"), [
+    ({"regex": "("}, "invalid regex"), ({"json": {"properties": {"a": {"type": "strin"}}}}, "failed to compile"),
+    ({"grammar": "start: /a/\nb: (\n"}, "2(5): "),
+], ids=["regex", "schema", "lark"])
+def test_an_error_names_a_place_only_in_a_text_that_was_given(byte_compiler, given, begins):
+    with pytest.raises(ParameterError) as caught:
+        byte_compiler.compile(StructuredOutputsParams(**given))
+    assert str(caught.value).partition("is not allowed: ")[2].startswith(begins)
