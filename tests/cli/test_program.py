@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from tiny_folder import write_tiny_folder
 
+import jaxllm
+
 PROGRAM = [sys.executable, "-c", "from jaxllm.cli import main; main()"]
 PATIENCE = 120.0  # seconds, for a machine that does much else
 ENDLESS = ("--ignore-eos", "--max-tokens", "100000", "--max-num-batched-tokens", "32")
@@ -156,6 +158,12 @@ class Terminal:
                     time.sleep(0.01)
             if late or not (read or ended is None or condition()):
                 pytest.fail(f"waited for {what}; exit code {ended}; the screen shows {self.screen[-2000:]!r}")
+
+
+def test_the_package_runs_as_the_program():
+    result = subprocess.run([sys.executable, "-m", "jaxllm", "--version"], capture_output=True, text=True,
+                            timeout=PATIENCE, check=True)
+    assert result.stdout == f"jaxllm {jaxllm.__version__}\n"
 
 
 def test_the_entry_point_is_this_program():
