@@ -6,9 +6,10 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
+from typer.models import OptionInfo
 
 from jaxllm import quantities
 from jaxllm.cli.console import DEBUG_ENVIRONMENT
@@ -128,6 +129,14 @@ class SamplingOptions:
         return {name: value for name, value in dataclasses.asdict(self).items() if value not in (None, [])}
 
 
+def _show_as_flag(annotation: Any) -> None:
+    """Let the help of a switch name no type, as if a value had to follow."""
+    kind, *extras = get_args(annotation) or (annotation,)
+    for extra in extras:
+        if kind is bool and isinstance(extra, OptionInfo) and extra.metavar is None:
+            extra.metavar = ""
+
+
 def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
     """The command with one parameter for each field of its parameters that are dataclasses, as typer wants them."""
     hints = get_type_hints(command, include_extras=True)
@@ -143,6 +152,8 @@ def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
                               annotation=field_hints[field.name])
             for field in dataclasses.fields(groups[name])
         ]
+    for parameter in parameters:
+        _show_as_flag(parameter.annotation)
 
     def run(**values: Any) -> None:
         for name, group in groups.items():
