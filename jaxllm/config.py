@@ -126,7 +126,10 @@ def plan_memory(
     ``max_model_len`` that does not fit raises ``CapacityError`` with the largest that would.
     """
     if max_model_len is not None:
-        check_integer("max_model_len", max_model_len, 2, model.max_position_embeddings)
+        check_integer("max_model_len", max_model_len, 2)
+        if max_model_len > model.max_position_embeddings:
+            raise ParameterError("max_model_len", max_model_len,
+                                 f"at most {model.max_position_embeddings}, the model's context")
     if kv_cache_bytes is not None:
         check_integer("kv_cache_bytes", kv_cache_bytes, 1)
         if kv_cache_bytes > free_bytes:

@@ -72,6 +72,8 @@ def test_a_length_that_does_not_fit_names_the_largest_that_does_and_what_to_chan
 def test_a_length_outside_the_models_is_refused(length):
     with pytest.raises(ParameterError, match="max_model_len"):
         _plan(max_model_len=length)
+    with pytest.raises(ParameterError, match="max_model_len=513 is not allowed: at most 512, the model's context"):
+        _plan(max_model_len=513)
 
 
 @pytest.mark.parametrize(("name", "value"), [
