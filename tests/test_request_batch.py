@@ -178,7 +178,7 @@ BAD = {
     "a grammar that nothing satisfies": (
         "a", SHORT.replace(ignore_eos=False, structured_outputs=StructuredOutputsParams(
             json={"type": "integer", "minimum": 5, "maximum": 1})), "structured_outputs"),
-    "text that no tokenizer takes": ("\ud800", SHORT, "text"),
+    "text that no tokenizer takes": ("\ud800", SHORT, "prompt"),
     "a parameter beyond the vocabulary": ("a", SHORT.replace(logit_bias={9999: 1.0}), "logit_bias"),
 }
 

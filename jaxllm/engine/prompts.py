@@ -37,7 +37,10 @@ def encode_prompt(prompt: Any, tokenizer: Tokenizer | None) -> tuple[str | None,
         if tokenizer is None:
             raise ParameterError("prompt", prompt, "token ids: this engine has no tokenizer")
         check_unicode("prompt", prompt)
-        return str(prompt), tokenizer.encode(prompt)
+        ids = tokenizer.encode(prompt)
+        if not ids:
+            raise ParameterError("prompt", str(prompt), "a text of at least one token")
+        return str(prompt), ids
     if hasattr(prompt, "__array__"):
         prompt = np.asarray(prompt)
     if isinstance(prompt, bytes | bytearray | memoryview) or not isinstance(prompt, Sequence | np.ndarray):

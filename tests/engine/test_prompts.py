@@ -28,3 +28,9 @@ def test_what_is_no_prompt_is_refused_by_name(smollm2, prompt, parameter):  # no
     with pytest.raises(ParameterError) as caught:
         encode_prompt(prompt, smollm2)
     assert caught.value.parameter == parameter
+
+
+def test_a_text_of_no_tokens_is_refused_as_it_was_given(smollm2):  # noqa: F811
+    for prompt in ("", {"prompt": ""}):
+        with pytest.raises(ParameterError, match="prompt='' is not allowed: a text of at least one token"):
+            encode_prompt(prompt, smollm2)
