@@ -7,9 +7,10 @@ import logging
 import os
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from jaxllm.arguments import BEAM_SEARCH_ARGUMENTS, CHAT_ARGUMENTS, ENGINE_ARGUMENTS, GENERATE_ARGUMENTS
+from jaxllm.arguments.methods import missing_attribute
 from jaxllm.beam_search import BeamSearchOutput, BeamSearchParams, as_search_output, search_params_list
 from jaxllm.checks import check_bool
 from jaxllm.config import Policy
@@ -299,6 +300,10 @@ class LLM:
     def warm_up(self) -> None:
         """Compile every program that any batch can need, instead of each at its first use."""
         self.engine.compile_all()
+
+    if not TYPE_CHECKING:
+        def __getattr__(self, name: str) -> NoReturn:
+            raise missing_attribute(self, name)
 
     def _params_list(self, params: Params, count: int) -> list[SamplingParams]:
         found = params_list(params, count, self._sampling_defaults)

@@ -77,7 +77,7 @@ class SamplingParams:
     structured_outputs: a grammar that the text must follow (``StructuredOutputsParams``).
     truncate_prompt_tokens: keep only the last so many tokens of the prompt, ``>= 1``; -1 what leaves room for
         ``max_tokens`` (or one token) in the context.
-    priority: with the ``priority`` policy, smaller runs first; with ``fcfs`` it changes nothing.
+    priority: smaller runs first; 0 unless the engine's ``scheduling_policy`` is "priority".
     cache_salt: requests share cached prefixes only with requests of the same salt.
 
     Raises ``ParameterError`` (a ``ValueError``) for anything outside these ranges.

@@ -52,9 +52,14 @@ def prompts(count, seed=0, low=1, high=60):
     return [generator.integers(8, TINY["vocab_size"], length).tolist() for length in lengths]
 
 
+def by_policy(engine, params):
+    """The parameters without their priority, where the engine refuses one."""
+    return params if engine.config.scheduling_policy == "priority" else params.replace(priority=0)
+
+
 def run(engine, requests):
     """Add all (prompt, params) and run them to the end; finished outputs in order."""
-    ids = [engine.add_request(prompt, params) for prompt, params in requests]
+    ids = [engine.add_request(prompt, by_policy(engine, params)) for prompt, params in requests]
     done = {}
     while engine.has_unfinished():
         for output in engine.step():

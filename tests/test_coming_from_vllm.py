@@ -7,9 +7,12 @@ import dataclasses
 import re
 from pathlib import Path
 
+import pytest
+
 import jaxllm
 from jaxllm import LLM, CompletionOutput, RequestOutput, SamplingParams
 from jaxllm.arguments import __main__ as writer
+from jaxllm.arguments.methods import MISSING
 
 PAGE = Path(__file__).parents[1] / "docs" / "coming-from-vllm.md"
 TEXT = PAGE.read_text(encoding="utf-8")
@@ -49,3 +52,13 @@ def test_every_field_of_the_outputs_is_named():
     for output in (RequestOutput, CompletionOutput):
         for field in dataclasses.fields(output):
             assert f"`{field.name}`" in section, field.name
+
+
+def test_methods_that_are_not_there_say_what_to_use():
+    llm = LLM.__new__(LLM)
+    for name, instead in MISSING.items():
+        with pytest.raises(AttributeError, match=re.escape(f"{name!r}: {instead}")):
+            getattr(llm, name)
+    with pytest.raises(AttributeError, match=r"no attribute 'xyzzy'$"):
+        _ = llm.xyzzy
+    assert not any(hasattr(LLM, name) for name in MISSING)

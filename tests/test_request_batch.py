@@ -61,7 +61,7 @@ def test_raise_on_error_raises_and_leaves_nothing(llm):
 def test_parameters_out_of_all_proportion_do_not_harm_their_neighbours(llm):
     (wanted,) = llm.generate("good", SHORT)
     extremes = [SamplingParams(min_tokens=2**40, ignore_eos=True), SamplingParams(top_k=10**30, max_tokens=2),
-                SamplingParams(max_tokens=10**30, priority=-10**30), SamplingParams(seed=2**63 - 1, max_tokens=2)]
+                SamplingParams(max_tokens=10**30), SamplingParams(seed=2**63 - 1, max_tokens=2)]
     outputs = llm.generate(["good"] * 5, [SHORT, *extremes])
     assert [output.error for output in outputs] == [None] * 5
     assert bits(outputs[0]) == bits(wanted)

@@ -60,6 +60,8 @@ class Admission:
         for name in ("stop", "bad_words", "structured_outputs"):
             if getattr(params, name) and self.tokenizer is None:
                 raise ParameterError(name, getattr(params, name), "needs a tokenizer, which this engine does not have")
+        if params.priority and self.config.scheduling_policy != "priority":
+            raise ParameterError("priority", params.priority, "0, unless the engine has scheduling_policy='priority'")
         for processor in params.logits_processors or ():
             if processor not in self.config.processor_names:
                 known = ", ".join(map(repr, self.config.processor_names)) or "none"

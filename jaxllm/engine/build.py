@@ -125,8 +125,13 @@ def _model_length(length: int | str | None) -> int | None:
 def cache_spec(model: Model, dtype: Any) -> KVSpec:
     """What the cache holds per token. dtype: "auto" or the model's own, which the attention kernels ask for."""
     platform = jax.default_backend()
-    if dtype != "auto" and resolve_dtype(dtype, platform, "kv_cache_dtype") != model.dtype:
-        raise ParameterError("kv_cache_dtype", dtype, f"'auto' or the model's dtype, which is {model.dtype.name!r}")
+    refused = ParameterError("kv_cache_dtype", dtype, f"'auto' or the model's dtype, which is {model.dtype.name!r}")
+    try:
+        found = model.dtype if dtype == "auto" else resolve_dtype(dtype, platform, "kv_cache_dtype")
+    except ParameterError:
+        raise refused from None
+    if found != model.dtype:
+        raise refused
     return kv_spec(model.config, model.dtype)
 
 

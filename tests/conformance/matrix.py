@@ -9,7 +9,7 @@ import json
 import sys
 
 import numpy as np
-from support import pool_bytes_of
+from support import by_policy, pool_bytes_of
 
 from jaxllm import LLM, SamplingParams
 from jaxllm.structured import StructuredOutputsParams
@@ -121,6 +121,7 @@ def _digest(line):
 
 def run_mix(llm, seed, stream=False):
     prompts, params = map(list, zip(*mix(seed), strict=True))
+    params = [by_policy(llm.engine, each) for each in params]
     if not stream:
         return [plain(output) for output in llm.generate(prompts, params, use_tqdm=False)]
     last = {}
@@ -130,7 +131,8 @@ def run_mix(llm, seed, stream=False):
 
 
 def run_alone(llm, seed):
-    return [plain(output) for prompt, params in mix(seed) for output in llm.generate(prompt, params, use_tqdm=False)]
+    return [plain(output) for prompt, params in mix(seed)
+            for output in llm.generate(prompt, by_policy(llm.engine, params), use_tqdm=False)]
 
 
 def difference(seed, setting, expected, got):

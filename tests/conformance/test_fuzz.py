@@ -74,7 +74,7 @@ PROMPTS = st.one_of(
 @functools.cache
 def llm(folder):
     return LLM(folder, dtype="float32", max_model_len=MAX_LEN, max_num_seqs=4, max_num_batched_tokens=32, block_size=8,
-               kv_cache_bytes=64 << 10, max_logprobs=-1, swap_space="16K")
+               kv_cache_bytes=64 << 10, max_logprobs=-1, swap_space="16K", scheduling_policy="priority")
 
 
 @pytest.fixture(scope="module")
