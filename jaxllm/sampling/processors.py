@@ -52,9 +52,11 @@ def check_processors(
             raise ParameterError("logits_processors", {name: processor}, allowed)
         try:
             result = jax.eval_shape(processor, *arguments)
+            jax.eval_shape(jax.vmap(processor), *_of_two_rows(arguments))
         except Exception as error:
             raise ParameterError(f"logits_processors[{name!r}]", processor,
-                                 f"a function that JAX can trace; it raised {type(error).__name__}: {error}") from error
+                                 "a function that JAX can trace, also under vmap; it raised "
+                                 f"{type(error).__name__}: {error}") from error
         if getattr(result, "shape", None) != (vocab_size,) or not jnp.issubdtype(result.dtype, jnp.floating):
             raise ParameterError(f"logits_processors[{name!r}]", result, f"a result of float32[{vocab_size}]")
     return tuple(processors.items())
@@ -67,6 +69,10 @@ def _abstract_arguments(vocab_size: int, max_length: int) -> tuple[jax.ShapeDtyp
     state = LogitsState(array(jnp.float32, PROCESSOR_ARGUMENTS), array(jnp.int32), array(jnp.int32),
                         array(jnp.int32, max_length), array(jnp.int32, vocab_size), array(jnp.bool_, vocab_size))
     return array(jnp.float32, vocab_size), state
+
+
+def _of_two_rows(arguments: Any) -> Any:
+    return jax.tree.map(lambda array: jax.ShapeDtypeStruct((2, *array.shape), array.dtype), arguments)
 
 
 def _isolated(processor: LogitsProcessor, state: LogitsState, logits: Float[Array, " V"]) -> Float[Array, " V"]:

@@ -137,6 +137,7 @@ def test_nan_from_a_processor_ends_its_row_alone():
     ({"x": lambda logits, state: logits > 0}, "a result of float32"),
     ({"x": lambda logits, state: logits if logits[0] > 0 else -logits}, "a function that JAX can trace"),
     ({"x": lambda logits: logits}, "a function that JAX can trace"),
+    ({"x": lambda logits, state: jax.pure_callback(np.asarray, logits, logits)}, "under vmap; it raised NotImpl"),
     ({"x": lambda logits, state: 1.0}, "a result of float32"),
 ])
 def test_a_processor_that_cannot_work_is_refused_at_the_start(processors, message):
