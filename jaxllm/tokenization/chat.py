@@ -54,6 +54,9 @@ class ChatTemplates:
             )
         schemas = _checked_tools(tools)
         template = compile_template(self._select(chat_template, tools=bool(schemas)))
+        if schemas and not template.knows_tools:
+            raise ParameterError("tools", tools, "None: this model's chat template shows no tools; say in a message "
+                                 "what there is, or give a chat_template that does")
         conversation = _checked_messages(messages, template)
         final_text = _mark_end(conversation) if continue_final_message else ""
         text = template.render(

@@ -63,6 +63,7 @@ class CompiledTemplate:
 
     wants_parts: it walks over a message's content, so content given as parts is passed through.
     wants_only_parts: it does that without ever asking whether the content is a string.
+    knows_tools: it looks at ``tools``.
     """
 
     def __init__(self, source: str) -> None:
@@ -74,6 +75,7 @@ class CompiledTemplate:
             reason = f"not a valid Jinja template: {error} (line {error.lineno})"
             raise ParameterError("chat_template", source, reason) from None
         self.wants_parts = _loops_over_content(tree)
+        self.knows_tools = any(name.name == "tools" for name in tree.find_all(jinja2.nodes.Name))
         asks = any(test.name == "string" for test in tree.find_all(jinja2.nodes.Test))
         self.wants_only_parts = self.wants_parts and not asks
 

@@ -85,7 +85,7 @@ def test_a_model_without_a_template_says_so() -> None:
 
 
 def test_the_tool_use_template_is_taken_when_there_are_tools() -> None:
-    templates = {"default": "plain", "tool_use": "tools", "rag": "rag"}
+    templates = {"default": "plain", "tool_use": "tools{{ tools and '' }}", "rag": "rag"}
     assert _render(templates, _HELLO) == "plain"
     assert _render(templates, _HELLO, tools=[{"name": "f"}]) == "tools"
     assert _render(templates, _HELLO, chat_template="rag") == "rag"
@@ -149,6 +149,13 @@ def test_an_assistant_message_may_hold_tool_calls_alone() -> None:
 def test_malformed_messages_are_named(messages: Any, named: str) -> None:
     with pytest.raises(ParameterError, match=named):
         _render(_SIMPLE, messages)
+
+
+def test_tools_that_the_template_would_drop_are_refused() -> None:
+    with pytest.raises(ParameterError, match="shows no tools") as caught:
+        _render(_SIMPLE, _HELLO, tools=[{"name": "f"}])
+    assert caught.value.parameter == "tools"
+    assert _render(_SIMPLE, _HELLO, tools=[]) == _render(_SIMPLE, _HELLO)
 
 
 @pytest.mark.parametrize("tools", [{"name": "f"}, "f", [print]])
