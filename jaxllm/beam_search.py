@@ -58,7 +58,8 @@ class BeamSearchParams:
         self._set("max_tokens", check_integer("max_tokens", self.max_tokens, 1))
         check_bool("ignore_eos", self.ignore_eos)
         check_bool("include_stop_str_in_output", self.include_stop_str_in_output)
-        if isinstance(self.temperature, bool) or self.temperature not in (0.0, 1.0):
+        self._set("temperature", check_real("temperature", self.temperature, 0.0, None))
+        if self.temperature not in (0.0, 1.0):
             raise ParameterError("temperature", self.temperature, "0.0 or 1.0, which are the same in a beam search: it "
                                  "ranks by the log-softmax of the raw logits")
         self._set("length_penalty", check_real("length_penalty", self.length_penalty, -math.inf, None))

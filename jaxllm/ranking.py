@@ -49,7 +49,7 @@ def _score(sample: CompletionOutput, by: Criterion) -> float:
 def _checked(score: object) -> float:
     try:
         number = float(score)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if math.isnan(number):
         raise ParameterError("by", score, "a function that gives a number for every sample")

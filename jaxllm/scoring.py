@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 from jaxllm.errors import ParameterError
@@ -101,11 +101,12 @@ def score(llm: LLM, contexts: Sequence[Text], continuations: Sequence[Text], *, 
     use_tqdm: as in ``LLM.generate``; the bar counts pairs.
     """
     for name, texts in (("contexts", contexts), ("continuations", continuations)):
-        if isinstance(texts, str | bytes) or not hasattr(texts, "__len__"):
+        if isinstance(texts, str | bytes | Mapping) or not hasattr(texts, "__getitem__"):
             raise ParameterError(name, texts, "a list, with as many contexts as continuations")
     if len(contexts) != len(continuations):
         raise ParameterError("continuations", f"a list of {len(continuations)}",
                              f"one for each of the {len(contexts)} contexts")
+    contexts, continuations = list(contexts), list(continuations)
     scores = [_INTERRUPTED] * len(contexts)
     num_done, interrupt = 0, InterruptFlag()
     groups = _encoded_by_context(llm.tokenizer, contexts, continuations, scores)
@@ -194,7 +195,7 @@ def _encode_texts(tokenizer: Tokenizer, context: str, continuation: str) -> tupl
 
 def _token_ids(name: str, ids: Any) -> list[int]:
     """Ids as plain integers; what they may be is the engine's to check."""
-    if isinstance(ids, bytes | Mapping) or not hasattr(ids, "__iter__"):
+    if isinstance(ids, bytes | Mapping | Set) or not hasattr(ids, "__iter__") or getattr(ids, "ndim", 1) == 0:
         raise ParameterError(name, ids, "a text or a list of token ids")
     found = list(ids)
     for token in found:

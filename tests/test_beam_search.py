@@ -34,8 +34,9 @@ def _nothing_leaks(request):
 @pytest.mark.parametrize(("name", "value"), [
     ("beam_width", 0), ("beam_width", 1.5), ("beam_width", True), ("beam_width", None), ("max_tokens", 0),
     ("max_tokens", None), ("ignore_eos", 1), ("temperature", 0.5), ("temperature", -1), ("temperature", True),
-    ("temperature", "0"), ("length_penalty", math.inf), ("length_penalty", math.nan), ("length_penalty", "1"),
-    ("length_penalty", 1e3), ("length_penalty", -1e3), ("early_stopping", None), ("early_stopping", 1),
+    ("temperature", "0"), ("temperature", np.array([0.0, 1.0])), ("length_penalty", math.inf),
+    ("length_penalty", math.nan), ("length_penalty", "1"), ("length_penalty", 1e3), ("length_penalty", -1e3),
+    ("early_stopping", None), ("early_stopping", 1),
     ("early_stopping", "always"), ("stop", ""), ("stop", ["a", ""]), ("stop", 3), ("stop_token_ids", [-1]),
     ("stop_token_ids", 7), ("include_stop_str_in_output", None), ("num_return_sequences", 0),
     ("num_return_sequences", 4), ("num_return_sequences", 2.0), ("structured_outputs", {"json": "{}"}),

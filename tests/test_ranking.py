@@ -57,6 +57,7 @@ def test_samples_are_given_back_themselves():
     (SAMPLES, {"k": 0}, "k"), (SAMPLES, {"k": 5}, "k"), (SAMPLES, {"k": 1.0}, "k"), (SAMPLES, {"k": True}, "k"),
     (SAMPLES, {"by": "logprob"}, "by"), (SAMPLES, {"by": None}, "by"),
     (SAMPLES, {"by": lambda each: None}, "by"), (SAMPLES, {"by": lambda each: math.nan}, "by"),
+    (SAMPLES, {"by": lambda each: 10**400}, "by"),
     ([SAMPLES], {}, "output"), (request(error=OutputError("EngineError", "lost")), {}, "output"),
 ])
 def test_what_cannot_be_ranked_is_refused_by_name(output, options, name):

@@ -101,7 +101,7 @@ def test_ids_are_joined_as_they_are():
 @pytest.mark.parametrize(("context", "continuation", "name"), [
     ("a", [1], "continuation"), ([1], "a", "continuation"), ([1], [], "continuation"), ([], [1], "context"),
     ([1], [1.5], "continuation"), (None, [1], "context"), (5, [1], "context"), ([1], b"a", "continuation"),
-    ("a", "b", "context")])
+    ({1, 2}, [1], "context"), (np.array(5), [1], "context"), ("a", "b", "context")])
 def test_pairs_that_make_no_sense_are_refused_by_name(context, continuation, name):
     with pytest.raises(ParameterError) as caught:
         encode_pair(None, context, continuation)
@@ -179,7 +179,8 @@ def test_a_pair_that_cannot_be_scored_fails_alone(llm):
 
 
 @pytest.mark.parametrize(("contexts", "continuations", "name"), [
-    ("a", "b", "contexts"), (["a"], "b", "continuations"), (["a"], [], "continuations"), (5, ["a"], "contexts")])
+    ("a", "b", "contexts"), (["a"], "b", "continuations"), (["a"], [], "continuations"), (5, ["a"], "contexts"),
+    ({0: "a"}, ["b"], "contexts"), (["a"], {"b"}, "continuations")])
 def test_lists_that_do_not_match_are_refused(llm, contexts, continuations, name):
     with pytest.raises(ParameterError) as caught:
         score(llm, contexts, continuations)
