@@ -54,7 +54,8 @@ def prompts(count, seed=0, low=1, high=60):
 
 def by_policy(engine, params):
     """The parameters without their priority, where the engine refuses one."""
-    return params if engine.config.scheduling_policy == "priority" else params.replace(priority=0)
+    as_given = engine.config.scheduling_policy == "priority" or not isinstance(params, SamplingParams)
+    return params if as_given else params.replace(priority=0)
 
 
 def run(engine, requests):
