@@ -137,6 +137,9 @@ class LLM:
         ENGINE_ARGUMENTS.check(others)
         check_bool("skip_tokenizer_init", skip_tokenizer_init)
         check_bool("disable_log_stats", disable_log_stats)
+        for name, value in (("tokenizer", tokenizer), ("tokenizer_revision", tokenizer_revision)):
+            if skip_tokenizer_init and value is not None:
+                raise ParameterError(name, value, "None with skip_tokenizer_init")
         if first_step is not None and not isinstance(first_step, FirstStep):
             raise ParameterError("first_step", first_step, "a FirstStep or None")
         sizes = EngineSizes(
