@@ -31,7 +31,7 @@ def _check(changes, budget):
         generator = np.random.default_rng(5)
         params = _with_random_biases(params, generator)
     engine = tiny_engine(changes=changes, max_num_batched_tokens=budget)
-    engine._runner.layers = [params["layers"][layer] for layer in range(model.config.num_layers)]
+    engine.update_params(params)
     frequencies = model.config.rope.inverse_frequencies(model.config.head_dim)
     outputs = run(engine, [(prompt, greedy(12, logprobs=3, prompt_logprobs=2)) for prompt in prompts(5, seed=3)])
     for output in outputs:
