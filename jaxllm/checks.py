@@ -7,6 +7,7 @@ import operator
 from collections.abc import Mapping, Sequence
 
 from jaxllm.errors import ParameterError
+from jaxllm.frozen import FrozenMapping
 
 _GREATEST = (2.0 - 2.0**-23) * 2.0**127  # of float32
 
@@ -95,7 +96,7 @@ def checked_logit_bias(bias: object) -> Mapping[int, float] | None:
         if token in result:
             raise ParameterError("logit_bias", bias, f"token id {key} once")
         result[token] = check_real(f"logit_bias[{key}]", value, -math.inf, None)
-    return result
+    return FrozenMapping(result)
 
 
 def checked_processors(value: object, most_arguments: int) -> Mapping[str, tuple[float, ...]] | None:
@@ -119,4 +120,4 @@ def checked_processors(value: object, most_arguments: int) -> Mapping[str, tuple
             raise ParameterError("logits_processors", value, allowed)
         result[name] = tuple(
             check_real(f"logits_processors[{name!r}]", number, -_GREATEST, _GREATEST) for number in numbers)
-    return result
+    return FrozenMapping(result)

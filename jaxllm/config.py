@@ -88,12 +88,6 @@ def _round_down(number: int) -> int:
     return number >> (unit := max(number.bit_length() - 2, 0)) << unit
 
 
-def check_fraction(name: str, value: object) -> None:
-    """Raise ``ParameterError`` unless ``value`` is a number above 0 and at most 1."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
-        raise ParameterError(name, value, "a number > 0 and <= 1")
-
-
 def plan_swap(swap_bytes: int, block_bytes: int, free_bytes: int) -> int:
     """The number of host blocks that ``swap_bytes`` of the ``free_bytes`` of host memory hold; 0 turns swapping off."""
     check_integer("swap_space", swap_bytes, 0)

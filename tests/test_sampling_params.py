@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
+import pickle
 
 import jax.numpy as jnp
 import numpy as np
@@ -119,3 +121,15 @@ def test_arguments_of_processors_fit_float32():
     for argument in (1e39, -1e300):
         with pytest.raises(ParameterError, match="logits_processors"):
             SamplingParams(logits_processors={"scale": argument})
+
+
+def test_mappings_within_cannot_be_changed_and_are_copied_and_hashed_with_the_rest():
+    given = {5: 1.0}
+    params = SamplingParams(logit_bias=given, logits_processors={"a": [1]})
+    given[5] = 2.0
+    assert params.logit_bias == {5: 1.0}
+    with pytest.raises(TypeError):
+        params.logit_bias[5] = 2.0
+    for copied in (copy.deepcopy(params), pickle.loads(pickle.dumps(params))):
+        assert copied == params
+        assert hash(copied) == hash(params)

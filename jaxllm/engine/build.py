@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from jaxllm.checks import check_integer
+from jaxllm.checks import check_integer, check_real
 from jaxllm.compilation import use_persistent_cache
 from jaxllm.config import (
     MAX_BATCHED_TOKENS,
@@ -19,7 +19,6 @@ from jaxllm.config import (
     MIN_BATCHED_TOKENS,
     EngineConfig,
     Policy,
-    check_fraction,
     plan_memory,
     plan_swap,
 )
@@ -78,7 +77,7 @@ def choose_config(model: Model, sizes: EngineSizes, tokenizer: Tokenizer | None 
     check_integer("max_num_batched_tokens", chosen["max_num_batched_tokens"], MIN_BATCHED_TOKENS, MAX_BATCHED_TOKENS)
     check_integer("block_size", chosen["block_size"], 1, MAX_BLOCK_SIZE)
     chosen = {name: int(value) for name, value in chosen.items()}
-    check_fraction("gpu_memory_utilization", sizes.gpu_memory_utilization)
+    check_real("gpu_memory_utilization", sizes.gpu_memory_utilization, 0.0, 1.0, open_low=True)
     spec = cache_spec(model, sizes.kv_cache_dtype)
     device = jax.devices()[0]
     free = free_host_memory() if on_host else free_device_memory(device, sizes.gpu_memory_utilization)

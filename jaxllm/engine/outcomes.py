@@ -158,7 +158,8 @@ def _token_error(sequence: Sequence, token: int) -> EngineError | None:
     """Why a sequence cannot go on with the token that it was given, if so; its constraint takes the token in."""
     constraint = sequence.constraint
     if token == NO_TOKEN:
-        reason = "the logits hold NaN or infinity, or every id was masked"
+        reason = ("the logits hold NaN or infinity, or every id was masked, by banned or allowed ids, bad words, the "
+                  "grammar, or min_tokens, before which nothing may end")
         if constraint is not None and constraint.error is not None:
             reason = str(constraint.error)
         return EngineError(f"no token could be chosen at position {sequence.num_tokens}: {reason}")

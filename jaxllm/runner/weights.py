@@ -69,6 +69,8 @@ def check_params(model: Model, params: Any) -> Params:
     missing, unknown = model.specs.keys() - leaves.keys(), leaves.keys() - model.specs.keys()
     wrong = [f"{path} has shape {np.shape(leaves[path])}, not {spec.shape}" for path, spec in model.specs.items()
              if path in leaves and np.shape(leaves[path]) != spec.shape]
+    wrong += [f"{path} holds {jnp.result_type(leaf)}, not floating-point numbers" for path, leaf in leaves.items()
+              if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating)]
     problems = [f"{path} is missing" for path in sorted(missing)]
     problems += [*(f"{path} is unknown" for path in sorted(unknown)), *wrong]
     if problems:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -44,7 +43,6 @@ def to_logprobs(
     return result
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class VocabularyLogprobs(Mapping[int, Logprob]):
     """Every token's ``Logprob`` at one position, made when looked at: the chosen token first, then by likelihood.
 
@@ -52,10 +50,12 @@ class VocabularyLogprobs(Mapping[int, Logprob]):
     logits, where ``logprobs`` are processed ones.
     """
 
-    token_id: int
-    logprobs: np.ndarray
-    raw: np.ndarray | None = None
-    decode: Decode = lambda token_id: None
+    def __init__(self, token_id: int, logprobs: np.ndarray, raw: np.ndarray | None = None,
+                 decode: Decode = lambda token_id: None) -> None:
+        self.token_id = token_id
+        self.logprobs = logprobs
+        self.raw = raw
+        self.decode = decode
 
     def __getitem__(self, token_id: int) -> Logprob:
         if not self._holds(token_id):
