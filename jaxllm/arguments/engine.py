@@ -180,7 +180,7 @@ CHAT_ARGUMENTS = ArgumentTable("chat", [
         chat_template=(None, "also the name of one of the model's templates"),
         add_generation_prompt=(True, ""),
         continue_final_message=(False, ""),
-        tools=(None, ""),
+        tools=(None, "refused where the template would drop them"),
         chat_template_kwargs=(None, "also `documents` and what else the template knows"),
     ),
     *(GENERATE_ARGUMENTS[name] for name in ("lora_request", "tokenization_kwargs", "mm_processor_kwargs")),
