@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxllm.outputs import CompletionOutput, Logprob, OutputError, RequestOutput, TokenLogprobs
@@ -96,7 +96,9 @@ def _one_form(value: Any) -> Any:
 
 
 def _as_json(value: Any) -> Any:
-    """What ``json`` cannot write by itself: NumPy's numbers and dataclasses."""
+    """What ``json`` cannot write by itself: NumPy's numbers, mappings that are no dicts, and dataclasses."""
+    if isinstance(value, Mapping):
+        return dict(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.asdict(value)
     return value.item()

@@ -104,7 +104,7 @@ def test_every_end_id_of_the_generation_config_counts(tmp_path: Path, listed: An
 
 
 def test_chat_templates_come_from_the_configuration_or_from_files(tmp_path: Path) -> None:
-    named = [{"name": "default", "template": "A"}, {"name": "tool_use", "template": "B"}]
+    named = [{"name": "default", "template": "A"}, {"name": "tool_use", "template": "B{{ tools and '' }}"}]
     folder = _folder(tmp_path, _named(chat_template=named))
     assert from_folder(folder).apply_chat_template(_MESSAGES, tokenize=False) == "A"
     assert from_folder(folder).apply_chat_template(_MESSAGES, tools=[{"name": "f"}], tokenize=False) == "B"
