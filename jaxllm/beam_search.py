@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 
 from jaxllm.arguments.beam_search import BEAM_SEARCH_FIELDS
 from jaxllm.arguments.table import understands
-from jaxllm.checks import check_bool, check_integer, check_real, checked_strings, checked_token_ids
+from jaxllm.checks import check_bool, check_integer, check_real, checked_strings, checked_token_ids, one_for_each
 from jaxllm.errors import ParameterError
 from jaxllm.outputs import CompletionOutput, RequestOutput
 
@@ -140,13 +140,7 @@ class BeamSearchOutput(RequestOutput):
 
 def search_params_list(params: object, count: int) -> list[BeamSearchParams]:
     """Search parameters for each of ``count`` prompts."""
-    if isinstance(params, BeamSearchParams):
-        return [params] * count
-    if not isinstance(params, Sequence) or not all(isinstance(each, BeamSearchParams) for each in params):
-        raise ParameterError("params", params, "a BeamSearchParams, or a list of them")
-    if len(params) != count:
-        raise ParameterError("params", f"a list of {len(params)}", f"one for each of the {count} prompts")
-    return list(params)
+    return one_for_each("params", params, BeamSearchParams, count, "a BeamSearchParams, or a list of them")
 
 
 def as_search_output(output: RequestOutput) -> BeamSearchOutput:

@@ -42,6 +42,17 @@ def check_real(name: str, value: object, low: float, high: float | None, *, open
     return number
 
 
+def one_for_each[Kind](name: str, params: object, kind: type[Kind], count: int, allowed: str) -> list[Kind]:
+    """Parameters for each of ``count`` prompts, from one for all or a list with one for each."""
+    if isinstance(params, kind):
+        return [params] * count
+    if not isinstance(params, Sequence) or not all(isinstance(each, kind) for each in params):
+        raise ParameterError(name, params, allowed)
+    if len(params) != count:
+        raise ParameterError(name, f"a list of {len(params)}", f"one for each of the {count} prompts")
+    return list(params)
+
+
 def check_bool(name: str, value: object) -> None:
     """``value`` is True or False."""
     if not isinstance(value, bool):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxllm.checks import check_integer
+from jaxllm.checks import check_integer, one_for_each
 from jaxllm.errors import ParameterError
 from jaxllm.outputs import OutputError, RequestOutput
 from jaxllm.sampling_params import SamplingParams
@@ -91,15 +91,8 @@ def read_template(template: Any, tokenizer: Tokenizer | None) -> str | None:
 
 def params_list(params: Params, count: int, defaults: SamplingParams) -> list[SamplingParams]:
     """Sampling parameters for each of ``count`` prompts."""
-    if params is None:
-        params = defaults
-    if isinstance(params, SamplingParams):
-        return [params] * count
-    if not isinstance(params, Sequence) or not all(isinstance(each, SamplingParams) for each in params):
-        raise ParameterError("sampling_params", params, "a SamplingParams, a list of them, or None")
-    if len(params) != count:
-        raise ParameterError("sampling_params", f"a list of {len(params)}", f"one for each of the {count} prompts")
-    return list(params)
+    chosen = defaults if params is None else params
+    return one_for_each("sampling_params", chosen, SamplingParams, count, "a SamplingParams, a list of them, or None")
 
 
 def with_priorities(params: list[SamplingParams], priority: Any, policy: str) -> list[SamplingParams]:

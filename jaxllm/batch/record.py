@@ -38,7 +38,7 @@ def result_record(number: int, custom_id: str | None, request: str, defaults: st
     record |= {"num_prompt_tokens": len(output.prompt_token_ids), "num_cached_tokens": output.num_cached_tokens,
                "outputs": [_sample(sample) for sample in output.outputs]}
     if output.prompt_logprobs is not None:
-        record["prompt_logprobs"] = _positions(output.prompt_token_ids, output.prompt_logprobs)
+        record["prompt_logprobs"] = logprob_records(output.prompt_token_ids, output.prompt_logprobs)
     return {**record, "error": _error(output.error)}
 
 
@@ -67,13 +67,14 @@ def _sample(sample: CompletionOutput) -> Record:
                       "finish_reason": sample.finish_reason, "stop_reason": sample.stop_reason, "seed": sample.seed}
     if sample.logprobs is not None:
         record |= {"logprobs_mode": sample.logprobs_mode, "cumulative_logprob": _number(sample.cumulative_logprob),
-                   "logprobs": _positions(sample.token_ids, sample.logprobs)}
+                   "logprobs": logprob_records(sample.token_ids, sample.logprobs)}
     if sample.kept_mass is not None:
         record["kept_mass"] = sample.kept_mass
     return record
 
 
-def _positions(token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None]) -> list[Record | None]:
+def logprob_records(token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None]) -> list[Record | None]:
+    """Each position's token with its log-probability, and those of the most likely ones."""
     return [None if line is None else {**_entry(token, line[token]), "top": [
         _entry(other, entry) for other, entry in line.items()]}
         for token, line in zip(token_ids, logprobs, strict=False)]

@@ -170,6 +170,7 @@ def _print_sample(number: int, sample: CompletionOutput, num_prompts: int, n: in
 
 def _record(number: int, prompt: str, output: RequestOutput, sample: CompletionOutput | None) -> dict[str, Any]:
     """What ``--json`` prints: names as in ``RequestOutput`` and ``CompletionOutput``."""
+    from jaxllm.batch.record import logprob_records
     from jaxllm.cli.streaming import tokens_per_second
 
     metrics = output.metrics
@@ -180,12 +181,8 @@ def _record(number: int, prompt: str, output: RequestOutput, sample: CompletionO
             "finish_reason": sample.finish_reason, "stop_reason": sample.stop_reason, "seed": sample.seed,
         }
         if sample.logprobs is not None:
-            record |= {"cumulative_logprob": sample.cumulative_logprob, "logprobs": [
-                {"token_id": token_id, "token": entry.decoded_token, "logprob": entry.logprob, "rank": entry.rank,
-                 "top": [{"token_id": other, "token": likely.decoded_token, "logprob": likely.logprob,
-                          "rank": likely.rank} for other, likely in line.items()]}
-                for token_id, line in zip(sample.token_ids, sample.logprobs, strict=True) for entry in [line[token_id]]
-            ]}
+            record |= {"cumulative_logprob": sample.cumulative_logprob,
+                       "logprobs": logprob_records(sample.token_ids, sample.logprobs)}
     record |= {"num_prompt_tokens": len(output.prompt_token_ids), "num_cached_tokens": output.num_cached_tokens}
     if metrics is not None:
         end = metrics.finished_time
