@@ -58,6 +58,14 @@ def by_policy(engine, params):
     return params if as_given else params.replace(priority=0)
 
 
+def check_idle(engine):
+    """Whether nothing runs, waits or holds a block."""
+    engine.check_integrity()
+    assert not engine.has_unfinished()
+    stats = engine.stats()
+    assert (stats.num_running, stats.num_waiting, stats.kv_blocks_used, stats.swap_blocks_used) == (0, 0, 0, 0)
+
+
 def run(engine, requests):
     """Add all (prompt, params) and run them to the end; finished outputs in order."""
     ids = [engine.add_request(prompt, by_policy(engine, params)) for prompt, params in requests]

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support import bits
+from support import bits, check_idle
 from tiny_folder import write_tiny_folder
 
 from jaxllm import (
@@ -42,9 +42,7 @@ def llm(folder):
 @pytest.fixture(autouse=True)
 def _nothing_leaks(llm):
     yield
-    llm.engine.check_integrity()
-    assert not llm.engine.has_unfinished()
-    assert llm.stats().kv_blocks_used == 0
+    check_idle(llm.engine)
 
 
 @pytest.mark.parametrize("prompt", [

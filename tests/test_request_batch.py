@@ -7,7 +7,7 @@ import itertools
 import signal
 
 import pytest
-from support import bits
+from support import bits, check_idle
 from tiny_folder import write_tiny_folder
 
 from jaxllm import LLM, ParameterError, RequestError, SamplingParams
@@ -26,9 +26,7 @@ def llm(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def _nothing_leaks(llm):
     yield
-    llm.engine.check_integrity()
-    assert not llm.engine.has_unfinished()
-    assert llm.stats().kv_blocks_used == 0
+    check_idle(llm.engine)
 
 
 def test_outputs_come_in_the_order_of_the_prompts(llm):

@@ -7,7 +7,7 @@ import signal
 import numpy as np
 import pytest
 from scripted_model import SIZE, START, engine_on, flat_table, llm_on, path_table, script
-from support import bits, greedy, run, tiny_engine
+from support import bits, check_idle, greedy, run, tiny_engine
 
 from jaxllm import BeamSearchParams, ParameterError, Score
 from jaxllm.sampling_params import SamplingParams
@@ -24,9 +24,7 @@ def llm(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def _nothing_leaks(llm):
     yield
-    llm.engine.check_integrity()
-    assert not llm.engine.has_unfinished()
-    assert llm.stats().kv_blocks_used == 0
+    check_idle(llm.engine)
 
 
 @pytest.fixture

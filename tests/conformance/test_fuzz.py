@@ -8,6 +8,7 @@ import math
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support import check_idle
 from tiny_folder import write_tiny_folder
 
 from jaxllm import LLM, ParameterError, SamplingParams
@@ -92,13 +93,6 @@ def params(draw):
         for name in ("structured_outputs", "min_tokens"):
             options[name] = 0 if name == "min_tokens" else None
         return SamplingParams(**options)
-
-
-def check_idle(engine):
-    engine.check_integrity()
-    assert not engine.has_unfinished()
-    stats = engine.stats()
-    assert (stats.num_running, stats.num_waiting, stats.kv_blocks_used, stats.swap_blocks_used) == (0, 0, 0, 0)
 
 
 def check_sample(sample, params, room):
