@@ -64,7 +64,7 @@ ws     ::= "" | " " | "\n" [ \t]{0,20}
 """
 PERSON_TEXT = '{"name": "Ada Lovelace, comtesse de \\"Éclair\\"", "age": 36, "tags": ["mathematics", "poetry", "東京"]}'
 CALLS_TEXT = ('[{"tool": "search", "arguments": {"query": "weather in Paris", "days": [1, 2.5e3, null]}, "then": '
-              '{"tool": "write", "arguments": {"path": "/tmp/x", "force": true}, "then": null}}]')
+              '{"tool": "write", "arguments": {"path": "notes.txt", "force": true}, "then": null}}]')
 
 
 @dataclasses.dataclass(frozen=True)

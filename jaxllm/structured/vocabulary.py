@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Int8, Int32
 from llguidance import LLTokenizer, TokenizerWrapper
 
+from jaxllm.errors import EngineError
 from jaxllm.tokenization import Tokenizer
 
 NO_TOKEN = -1
@@ -112,7 +113,7 @@ class _Contents:
         self.tokens = [b"" if token.startswith(_RESERVED_BYTE) else token for token in self.tokens]
 
     def __call__(self, text: str | bytes) -> list[int]:
-        raise NotImplementedError
+        raise EngineError(f"the grammar library asked for the tokens of {text!r}, which no mask needs")
 
 
 def _openings(tokenizer: Tokenizer, contents: list[bytes], special_ids: frozenset[int]) -> Iterator[Opening]:
