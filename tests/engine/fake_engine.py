@@ -119,6 +119,7 @@ class FakeEngine:
             SamplingParams(**params),
             max_model_len=self.sizes.max_model_len,
             eos_token_ids=[EOS],
+            default_seed=len(self.requests),
         )
         self.requests.append(request)
         self.scheduler.add(request)

@@ -94,7 +94,7 @@ def test_running_sequences_share_the_budget_first_then_waiting_ones_get_chunks()
 
 def test_a_plan_lists_the_tokens_and_positions_of_its_rows() -> None:
     engine = FakeEngine(Sizes(num_blocks=60, max_num_batched_tokens=8))
-    first, second = engine.request([3, 2, 1]), engine.request(prompt(10))
+    first, second = engine.request([3, 2, 1], ignore_eos=True), engine.request(prompt(10))
     engine.step()
     plan = engine.schedule()
     assert plan is not None
