@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
+from jaxllm.kv_cache.pages import lazy_zeros
 from jaxllm.kv_cache.spec import KVSpec
 
 KVPool = list[dict[str, Array]]
@@ -24,8 +25,11 @@ def abstract_pool(spec: KVSpec, num_blocks: int, block_size: int) -> list[dict[s
 
 
 def allocate_pool(spec: KVSpec, num_blocks: int, block_size: int) -> KVPool:
-    """A pool of zeros. Block 0 is the null block: padding is written there and nothing reads it."""
-    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), abstract_pool(spec, num_blocks, block_size))
+    """A pool of zeros, which takes memory as its blocks are first written (``lazy_zeros``).
+
+    Block 0 is the null block: padding is written there and nothing reads it.
+    """
+    return jax.tree.map(lambda leaf: lazy_zeros(leaf.shape, leaf.dtype), abstract_pool(spec, num_blocks, block_size))
 
 
 def read_blocks(pool: KVPool, blocks: Int[Array, " N"]) -> KVPool:
