@@ -27,11 +27,15 @@ class Work:
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """Requests that are submitted together."""
+    """Requests that are submitted together.
+
+    sampling: fields of ``SamplingParams`` for all of them; greedy where empty.
+    """
 
     name: str
     note: str
     requests: tuple[Work, ...]
+    sampling: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def prompt_tokens(self) -> int:
@@ -40,8 +44,8 @@ class Workload:
 
     @property
     def output_tokens(self) -> int:
-        """Tokens to generate for all requests."""
-        return sum(work.max_tokens for work in self.requests)
+        """Tokens to generate for all samples of all requests."""
+        return sum(work.max_tokens for work in self.requests) * int(self.sampling.get("n", 1))
 
     @property
     def shared_prefix(self) -> int:
@@ -63,11 +67,12 @@ def load_workload(name: str) -> Workload:
     try:
         content = json.loads(path.read_text())
         requests = tuple(Work(list(each["prompt"]), int(each["max_tokens"])) for each in content["requests"])
+        sampling = dict(content.get("sampling", {}))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ParameterError("workload", name, f"{allowed} ({type(error).__name__}: {error})") from None
     if not requests or not all(work.prompt and work.max_tokens > 0 for work in requests):
         raise ParameterError("workload", name, "a workload with at least one request, none of them empty")
-    return Workload(content.get("name", path.stem), content.get("note", ""), requests)
+    return Workload(content.get("name", path.stem), content.get("note", ""), requests, sampling)
 
 
 def describe_machine() -> dict[str, Any]:

@@ -102,17 +102,18 @@ class CompileCounter:
             self.from_cache += event == "/jax/compilation_cache/cache_hits"
 
 
-def sampling(max_tokens: int) -> SamplingParams:
-    """Exactly so many tokens, greedily."""
+def sampling(max_tokens: int, others: Mapping[str, Any] | None = None) -> SamplingParams:
+    """Exactly so many tokens, greedily but for what ``others`` say."""
     from jaxllm import SamplingParams
 
-    return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
+    return SamplingParams(**{"temperature": 0.0, "max_tokens": max_tokens, "ignore_eos": True, "detokenize": False,
+                             **(others or {})})
 
 
 def run_once(llm: LLM, workload: Workload) -> Run:
     """Generate the workload once. Raises ``RuntimeError`` if any request comes back with other than its tokens."""
     prompts = [work.prompt for work in workload.requests]
-    params = [sampling(work.max_tokens) for work in workload.requests]
+    params = [sampling(work.max_tokens, workload.sampling) for work in workload.requests]
     started = time.perf_counter()
     outputs = llm.generate(prompts, params, use_tqdm=False, raise_on_error=True)
     seconds = time.perf_counter() - started

@@ -1,0 +1,120 @@
+"""Which engines there are to compare, where they are looked for, and why one is missing."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+OURS = "jaxllm"
+PLAIN = "jaxllm-plain"
+WIDE = "jaxllm-128"
+XLA = "jaxllm-xla"
+HF, VLLM = "hf-bf16", "vllm-bf16"
+OPENVINO, OPENVINO_Q4 = "openvino-f16", "openvino-q4_1"
+LLAMACPP, LLAMACPP_Q4 = "llamacpp-bf16", "llamacpp-q4_1"
+
+KV_GIB = 4
+"""Default size of the peers' KV caches."""
+SLOTS = 64
+"""Requests that llama.cpp's server takes at once."""
+GGUF = "SmolLM2-135M-Instruct.{}.gguf"
+HF_FOLDER = "smollm2-135m-instruct-bf16"
+NO_ROOT = "neither --peers-root nor $PEERS_ROOT is given"
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineSpec:
+    """How to start an engine.
+
+    about: what it is, for the report. python, driver: what runs, a file of this folder, with ``options``.
+    environment: on top of this process's. warms_up: whether its first run of a workload is slower than others, since it
+    compiles or caches. missing: why it cannot be started; ``None`` if it can.
+    """
+
+    name: str
+    about: str
+    python: Path
+    driver: str
+    options: Mapping[str, Any]
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    warms_up: bool = True
+    missing: str | None = None
+
+
+def find_engines(root: Path | None, model: str, dtype: str) -> dict[str, EngineSpec]:
+    """All engines by name, those that are missing included.
+
+    root: the folder with the peers' ``venvs`` and ``models`` (benchmarks/README.md says how to fill it).
+    model, dtype: jaxllm's.
+    """
+    ours = [
+        _jaxllm(OURS, "with its defaults", model, dtype),
+        _jaxllm(PLAIN, "speculation off", model, dtype, speculative_config=None),
+        _jaxllm(WIDE, "max_num_seqs=128", model, dtype, max_num_seqs=128),
+        dataclasses.replace(_jaxllm(XLA, "kernels of XLA only", model, dtype),
+                            options={"model": model, "llm": {"dtype": dtype}, "implementation": "xla"}),
+    ]
+    folder = {"model": HF_FOLDER, "dtype": "bfloat16"}
+    peers = [
+        _peer(root, HF, "Hugging Face transformers, bfloat16", "hf", "drive_hf.py", folder),
+        _vllm(root, folder),
+        _peer(root, OPENVINO, "OpenVINO GenAI, float16 weights", "ov", "drive_openvino.py",
+              {"model": GGUF.format("F16"), "kv_gib": KV_GIB}),
+        _peer(root, OPENVINO_Q4, "OpenVINO GenAI, Q4_1 weights", "ov", "drive_openvino.py",
+              {"model": GGUF.format("Q4_1"), "kv_gib": KV_GIB}),
+        _llamacpp(root, LLAMACPP, "llama.cpp, bfloat16 weights", "BF16"),
+        _llamacpp(root, LLAMACPP_Q4, "llama.cpp, Q4_1 weights", "Q4_1"),
+    ]
+    return {engine.name: engine for engine in [*ours, *peers]}
+
+
+def _jaxllm(name: str, about: str, model: str, dtype: str, **llm: Any) -> EngineSpec:
+    options = {"model": model, "llm": {"dtype": dtype, **llm}}
+    return EngineSpec(name, f"jaxllm, {about}", Path(sys.executable), "drive_jaxllm.py", options)
+
+
+def _peer(root: Path | None, name: str, about: str, venv: str, driver: str, options: Mapping[str, Any],
+          environment: Mapping[str, str] | None = None) -> EngineSpec:
+    """A peer with its own Python and a model below ``root``."""
+    python = Path("python") if root is None else root / "venvs" / venv / "bin" / "python"
+    engine = EngineSpec(name, about, python, driver, options, environment or {})
+    if root is None:
+        return dataclasses.replace(engine, missing=NO_ROOT)
+    path = root / "models" / options["model"]
+    return _with_files(dataclasses.replace(engine, options={**options, "model": str(path)}))
+
+
+def _with_files(engine: EngineSpec) -> EngineSpec:
+    """The engine, missing if any of the files that it needs is."""
+    needed = [engine.python, *(Path(engine.options[name]) for name in ("model", "server") if name in engine.options)]
+    absent = [str(path) for path in needed if not path.exists()]
+    return dataclasses.replace(engine, missing=f"there is no {' and no '.join(absent)}" if absent else None)
+
+
+def _vllm(root: Path | None, folder: Mapping[str, Any]) -> EngineSpec:
+    """Bound to all usable cores, without which it uses fewer; with the libraries preloaded that it recommends."""
+    cores = ",".join(map(str, sorted(os.sched_getaffinity(0)))) if hasattr(os, "sched_getaffinity") else "all"
+    preloaded = sorted(Path("/").glob("usr/lib/*/libtcmalloc_minimal.so.4"))[:1]
+    if root is not None:
+        preloaded += [path for path in [root / "venvs" / "vllm" / "lib" / "libiomp5.so"] if path.exists()]
+    environment = {
+        "VLLM_CPU_OMP_THREADS_BIND": cores, "VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "LD_PRELOAD": ":".join(map(str, preloaded)),
+    }
+    about = "vLLM's CPU build, bfloat16, preloading " + (" and ".join(path.name for path in preloaded) or "nothing")
+    return _peer(root, VLLM, about, "vllm", "drive_vllm.py", {**folder, "kv_gib": KV_GIB}, environment)
+
+
+def _llamacpp(root: Path | None, name: str, about: str, weights: str) -> EngineSpec:
+    """Its driver needs nothing but Python, so this one serves."""
+    options = {"model": GGUF.format(weights), "max_slots": SLOTS}
+    engine = _peer(root, name, about, "llamacpp", "drive_llamacpp.py", options)
+    if root is None:
+        return engine
+    server = root / "venvs" / "llamacpp" / "bin" / "llama-server"
+    return _with_files(dataclasses.replace(engine, python=Path(sys.executable), warms_up=False,
+                                           options={**engine.options, "server": str(server)}))
