@@ -15,6 +15,7 @@ implementations behind one contract; `explain` says which one runs and why.
 
 from pallas_kernels.builtin import register_all as _register_all
 from pallas_kernels.kv_write import kv_write
+from pallas_kernels.matmul import matmul
 from pallas_kernels.paged_attention import (
     PagedAttentionMetadata,
     TokenRows,
@@ -32,6 +33,7 @@ __all__ = [
     "explain",
     "implementations",
     "kv_write",
+    "matmul",
     "operations",
     "paged_attention",
     "paged_attention_metadata",

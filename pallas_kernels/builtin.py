@@ -6,11 +6,34 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+from pallas_kernels import cpu
 from pallas_kernels.registry import PLATFORMS, register
 
 
 def register_all() -> None:
     """Enter them in the registry; each is imported when it is first used."""
+    register(
+        "matmul",
+        "cpu",
+        _loader("pallas_kernels.matmul.cpu", "matmul_cpu"),
+        summary="native, bfloat16",
+        default_on=("cpu",),
+        unavailable=cpu.unavailable,
+        unsupported=_lazy("pallas_kernels.matmul.cpu", "unsupported"),
+    )
+    register(
+        "matmul",
+        "xla",
+        _loader("pallas_kernels.matmul.xla", "matmul_xla"),
+        summary="one dot, any backend",
+        default_on=PLATFORMS,
+    )
+    register(
+        "matmul",
+        "oracle",
+        _loader("pallas_kernels.matmul.oracle", "matmul_oracle"),
+        summary="float64 on the host, for tests",
+    )
     register(
         "paged_attention",
         "xla",
@@ -45,3 +68,10 @@ def _loader(module: str, name: str) -> Callable[[], Callable[..., Any]]:
         return function
 
     return load
+
+
+def _lazy(module: str, name: str) -> Callable[..., Any]:
+    def call(**operands: Any) -> Any:
+        return _loader(module, name)()(**operands)
+
+    return call

@@ -4,15 +4,17 @@ An implementation is chosen when a program is traced, in this order:
 
 1. the ``implementation=`` argument of the operation;
 2. the environment variable ``PALLAS_KERNELS_<OPERATION>``, for example ``PALLAS_KERNELS_KV_WRITE=oracle``;
-3. the first one registered that names the current JAX backend among its ``default_on``.
+3. the first one registered that names the current JAX backend among its ``default_on``, is available on this machine
+   and takes the operands at hand.
 
-``explain`` tells which of the three it was.
+One asked for by name that is not available, or does not take the operands, is an error that says why. ``explain``
+tells which of the three it was.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,14 +23,25 @@ import jax
 PLATFORMS = ("cpu", "gpu", "tpu")
 
 
+def _nothing(**operands: Any) -> None:
+    return None
+
+
 @dataclass(frozen=True)
 class Implementation:
-    """One way to compute an operation; ``load`` imports it on first use and returns the function."""
+    """One way to compute an operation.
+
+    load: imports it on first use and returns the function.
+    unavailable: why it cannot run on this machine, or ``None``.
+    unsupported: why it does not take some operands, which it gets by name, or ``None``.
+    """
 
     name: str
     summary: str
     load: Callable[[], Callable[..., Any]]
-    default_on: tuple[str, ...]
+    default_on: tuple[str, ...] = ()
+    unavailable: Callable[[], str | None] = _nothing
+    unsupported: Callable[..., str | None] = _nothing
 
 
 @dataclass(frozen=True)
@@ -50,8 +63,10 @@ def register(
     *,
     summary: str,
     default_on: tuple[str, ...] = (),
+    unavailable: Callable[[], str | None] = _nothing,
+    unsupported: Callable[..., str | None] = _nothing,
 ) -> None:
-    """Add an implementation; with an empty ``default_on`` it runs only when asked for by name.
+    """Add an implementation (see ``Implementation``); with an empty ``default_on`` it runs only when asked for by name.
 
     Where several name the same platform, the one registered first is the default.
     """
@@ -61,7 +76,7 @@ def register(
     known = _operations.setdefault(operation, {})
     if name in known:
         raise ValueError(f"operation {operation!r} already has an implementation {name!r}")
-    known[name] = Implementation(name, summary, load, default_on)
+    known[name] = Implementation(name, summary, load, default_on, unavailable, unsupported)
 
 
 def operations() -> tuple[str, ...]:
@@ -70,24 +85,35 @@ def operations() -> tuple[str, ...]:
 
 
 def implementations(operation: str) -> tuple[str, ...]:
-    """Names of the implementations of an operation, in order of preference."""
-    return tuple(_implementations(operation))
+    """Names of the implementations of an operation that can run on this machine, in order of preference."""
+    return tuple(name for name, candidate in _implementations(operation).items() if candidate.unavailable() is None)
 
 
-def choose(operation: str, implementation: str | None = None, platform: str | None = None) -> Choice:
-    """Pick the implementation of ``operation``; ``platform`` defaults to JAX's default backend.
+def choose(
+    operation: str,
+    implementation: str | None = None,
+    platform: str | None = None,
+    operands: Mapping[str, Any] | None = None,
+) -> Choice:
+    """Pick the implementation of ``operation``.
 
-    Raises ValueError for an unknown operation or name, and where nothing is registered for the platform.
+    platform: JAX's default backend if not given.
+    operands: what it is to be called with, by name; without them, whatever it takes is left aside.
+
+    Raises ValueError for an unknown operation or name, for a named implementation that is not available or does not
+    take the operands, and where nothing is registered for the platform.
     """
     known = _implementations(operation)
     variable = f"PALLAS_KERNELS_{operation.upper()}"
     if implementation is not None:
-        return Choice(operation, _named(known, operation, implementation, "implementation"), "asked for by argument")
+        found = _named(known, operation, implementation, "implementation", operands)
+        return Choice(operation, found, "asked for by argument")
     if from_environment := os.environ.get(variable):
-        return Choice(operation, _named(known, operation, from_environment, variable), f"{variable} is set")
+        found = _named(known, operation, from_environment, variable, operands)
+        return Choice(operation, found, f"{variable} is set")
     platform = platform or jax.default_backend()
     for candidate in known.values():
-        if platform in candidate.default_on:
+        if platform in candidate.default_on and _obstacle(candidate, operands) is None:
             return Choice(operation, candidate, f"the default on {platform}")
     raise ValueError(f"{operation} has no default on platform={platform!r}; choose one of {', '.join(known)}")
 
@@ -99,6 +125,8 @@ def explain(operation: str, implementation: str | None = None, platform: str | N
     for candidate in _implementations(operation).values():
         mark = "*" if candidate is choice.implementation else " "
         where = "default on " + ", ".join(candidate.default_on) if candidate.default_on else "only by name"
+        missing = candidate.unavailable()
+        where += "" if missing is None else f"; not available: {missing}"
         lines.append(f" {mark} {candidate.name}: {candidate.summary} [{where}]")
     return "\n".join(lines)
 
@@ -109,7 +137,18 @@ def _implementations(operation: str) -> dict[str, Implementation]:
     return _operations[operation]
 
 
-def _named(known: dict[str, Implementation], operation: str, name: str, source: str) -> Implementation:
+def _obstacle(candidate: Implementation, operands: Mapping[str, Any] | None) -> str | None:
+    """Why a candidate cannot serve."""
+    missing = candidate.unavailable()
+    return missing if missing is not None or operands is None else candidate.unsupported(**operands)
+
+
+def _named(
+    known: dict[str, Implementation], operation: str, name: str, source: str, operands: Mapping[str, Any] | None
+) -> Implementation:
     if name not in known:
         raise ValueError(f"{source}={name!r} is not an implementation of {operation}; there are {', '.join(known)}")
+    obstacle = _obstacle(known[name], operands)
+    if obstacle is not None:
+        raise ValueError(f"{source}={name!r} cannot compute this {operation}: {obstacle}")
     return known[name]

@@ -1,0 +1,133 @@
+"""The native library: finding it, loading it, entering its targets with XLA, choosing an instruction set.
+
+Environment:
+    PALLAS_KERNELS_CPU_LIBRARY: a library to load in place of the installed one, for example one with sanitizers.
+    PALLAS_KERNELS_CPU_INSTRUCTION_SET: the best instruction set to use, one of ``INSTRUCTION_SETS``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from pathlib import Path
+
+import jax
+
+import pallas_kernels.cpu as package
+
+LIBRARY = "PALLAS_KERNELS_CPU_LIBRARY"
+INSTRUCTION_SET = "PALLAS_KERNELS_CPU_INSTRUCTION_SET"
+INSTRUCTION_SETS = ("none", "avx512_bf16", "amx_bf16")
+"""In ascending order, numbered as the library numbers them; without one of the latter two no kernel runs."""
+
+_FILE = "libpallas_kernels_cpu.so"
+
+
+class _Target(ctypes.Structure):
+    pass
+
+
+_Target._fields_ = [("name", ctypes.c_char_p), ("handler", ctypes.c_void_p), ("next", ctypes.POINTER(_Target))]
+
+
+def unavailable() -> str | None:
+    """Why there are no native kernels here; ``None`` where there are."""
+    library = _load()
+    if isinstance(library, str):
+        return library
+    return "this processor has no bfloat16 dot products (AVX512-BF16)" if _best(library) == 0 else None
+
+
+def instruction_set() -> str:
+    """The instruction set in use: a name from ``INSTRUCTION_SETS``."""
+    library = _load()
+    return "none" if isinstance(library, str) else INSTRUCTION_SETS[library.pallas_kernels_cpu_instruction_set()]
+
+
+def use_instruction_set(name: str) -> None:
+    """Use this instruction set from now on, in programs compiled already as well.
+
+    Raises ValueError where the library or the processor lacks it.
+    """
+    library = _load()
+    best = 0 if isinstance(library, str) else _best(library)
+    _check(name, best, "instruction set")
+    if not isinstance(library, str):
+        library.pallas_kernels_cpu_use_instruction_set(INSTRUCTION_SETS.index(name))
+
+
+def require(target: str) -> str:
+    """The name of a target, for ``jax.ffi.ffi_call``, once the library that brings it is loaded.
+
+    Raises RuntimeError where it is not there.
+    """
+    reason = unavailable()
+    if reason is None and target not in _targets():
+        reason = f"the library was built from other sources: it has no {target}; install the package again"
+    if reason is not None:
+        raise RuntimeError(f"no native kernels: {reason}")
+    return target
+
+
+@functools.cache
+def _load() -> ctypes.CDLL | str:
+    """The library, its targets entered; or why there is none."""
+    file = _find()
+    if file is None:
+        return "the package was installed without them (no C++ compiler, or not Linux on x86-64)"
+    try:
+        library = ctypes.CDLL(str(file))
+    except OSError as error:
+        return f"the library cannot be loaded: {error}"
+    library.pallas_kernels_cpu_targets.restype = ctypes.POINTER(_Target)
+    library.pallas_kernels_cpu_use_instruction_set.argtypes = [ctypes.c_int]
+    library.pallas_kernels_cpu_use_instruction_set.restype = None
+    if wanted := os.environ.get(INSTRUCTION_SET):
+        best = _best(library)
+        _check(wanted, best, INSTRUCTION_SET)
+        library.pallas_kernels_cpu_use_instruction_set(INSTRUCTION_SETS.index(wanted))
+    return _enter(library)
+
+
+def _find() -> Path | None:
+    if chosen := os.environ.get(LIBRARY):
+        return Path(chosen)
+    files = (Path(folder, _FILE) for folder in package.__path__)
+    return next((file for file in files if file.exists()), None)
+
+
+def _enter(library: ctypes.CDLL) -> ctypes.CDLL | str:
+    """Register every target with XLA now: executables from a persistent cache call them without having been traced."""
+    try:
+        for name, handler in _walk(library):
+            jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(handler), platform="cpu")
+    except Exception as error:  # jaxlib raises its own kinds, for example for another version of the FFI
+        return f"this jaxlib does not take the library: {error}"
+    return library
+
+
+def _walk(library: ctypes.CDLL) -> list[tuple[str, int]]:
+    targets = []
+    target = library.pallas_kernels_cpu_targets()
+    while target:
+        targets.append((target.contents.name.decode(), target.contents.handler))
+        target = target.contents.next
+    return targets
+
+
+@functools.cache
+def _targets() -> frozenset[str]:
+    library = _load()
+    return frozenset() if isinstance(library, str) else frozenset(name for name, _ in _walk(library))
+
+
+def _best(library: ctypes.CDLL) -> int:
+    number: int = library.pallas_kernels_cpu_best_instruction_set()
+    return number
+
+
+def _check(name: str, best: int, source: str) -> None:
+    allowed = INSTRUCTION_SETS[1 : best + 1]
+    if name not in allowed:
+        raise ValueError(f"{source}={name!r}: this machine has {', '.join(allowed) or 'none of them'}")

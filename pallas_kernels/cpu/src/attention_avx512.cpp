@@ -1,0 +1,52 @@
+// Attention with AVX512-BF16.
+#include <string.h>
+
+#include "attention_tile.h"
+
+namespace pallas_kernels {
+namespace {
+
+struct VectorDot {
+  // c[16, 16] += a[16, 2 * 16] b[16, 16, 2]
+  static void add(const uint16_t* a, int64_t stride, const uint16_t* b, __m512 c[16]) {
+    for (int k = 0; k < 16; ++k) {
+      const __m512bh right = (__m512bh)_mm512_load_si512(b + 32 * k);
+      for (int i = 0; i < 16; ++i) {
+        int32_t pair;
+        memcpy(&pair, a + i * stride + 2 * k, sizeof pair);
+        c[i] = _mm512_dpbf16_ps(c[i], (__m512bh)_mm512_set1_epi32(pair), right);
+      }
+    }
+  }
+
+  static void scores(const uint16_t* const* keys, int64_t tiles, int64_t stride, const uint16_t* q, int64_t steps,
+                     float* to) {
+    for (int64_t tile = 0; tile < tiles; ++tile, to += kResult) {
+      __m512 c[16];
+      for (auto& row : c) row = _mm512_setzero_ps();
+      for (int64_t step = 0; step < steps; ++step) add(keys[tile] + 32 * step, stride, q + step * kTile, c);
+      for (int i = 0; i < 16; ++i) _mm512_store_ps(to + 16 * i, c[i]);
+    }
+  }
+
+  static void add_values(const uint16_t* values, int64_t tiles, const uint16_t* weights, int64_t chunks, float* sums) {
+    for (int64_t tile = 0; tile < tiles; ++tile, sums += kResult) {
+      __m512 c[16];
+      for (int i = 0; i < 16; ++i) c[i] = _mm512_load_ps(sums + 16 * i);
+      for (int64_t chunk = 0; chunk < chunks; ++chunk)
+        add(values + (chunk * tiles + tile) * kTile, 32, weights + chunk * kTile, c);
+      for (int i = 0; i < 16; ++i) _mm512_store_ps(sums + 16 * i, c[i]);
+    }
+  }
+};
+
+}  // namespace
+
+void attend_avx512(const Attention& a, const Tile& tile, void* scratch) {
+  const FlushDenormals flush;
+  TileAttention<VectorDot>(a, tile, scratch).run();
+}
+
+size_t attention_scratch_bytes(const Attention& a, int64_t lanes) { return Layout(a, lanes).bytes; }
+
+}  // namespace pallas_kernels

@@ -1,0 +1,17 @@
+// Which of the compiled-in instruction sets the kernels use.
+#pragma once
+
+namespace pallas_kernels {
+
+// In ascending order: each includes the ones before it. The numbers are known to Python.
+enum class InstructionSet { kNone = 0, kAvx512Bf16 = 1, kAmxBf16 = 2 };
+
+// The best one that this processor and operating system offer. Asks Linux for the use of AMX tiles.
+InstructionSet best_instruction_set();
+
+// The one in use: the best, unless another was chosen.
+InstructionSet instruction_set();
+
+void use_instruction_set(InstructionSet set);
+
+}  // namespace pallas_kernels

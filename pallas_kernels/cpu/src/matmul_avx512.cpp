@@ -1,0 +1,60 @@
+// Dot products of rows by VDPBF16PS: lanes run along the inputs, each element has an accumulator of its own.
+#include <immintrin.h>
+
+#include "matmul.h"
+
+namespace pallas_kernels {
+namespace {
+
+inline __m512bh load(const uint16_t* p) { return (__m512bh)_mm512_loadu_si512(p); }
+
+inline __m512bh load(const uint16_t* p, __mmask32 mask) { return (__m512bh)_mm512_maskz_loadu_epi16(mask, p); }
+
+inline void store(const Matmul& m, int64_t t, int64_t o, float value) {
+  const int64_t at = t * m.outputs + o;
+  if (m.y_is_float32) {
+    static_cast<float*>(m.y)[at] = value;
+  } else {
+    const __m128bh rounded = _mm_cvtneps_pbh(_mm_set_ss(value));
+    static_cast<uint16_t*>(m.y)[at] = static_cast<uint16_t>(_mm_extract_epi16((__m128i)rounded, 0));
+  }
+}
+
+template <int kTokens, int kOutputs>
+void block(const Matmul& m, int64_t t, int64_t o) {
+  __m512 sum[kTokens][kOutputs];
+  for (auto& row : sum)
+    for (auto& s : row) s = _mm512_setzero_ps();
+  const uint16_t* x = m.x + t * m.inputs;
+  const uint16_t* w = m.w + o * m.inputs;
+  const auto step = [&](int64_t i, auto... mask) {
+    __m512bh a[kOutputs];
+    for (int c = 0; c < kOutputs; ++c) a[c] = load(w + c * m.inputs + i, mask...);
+    for (int r = 0; r < kTokens; ++r) {
+      const __m512bh b = load(x + r * m.inputs + i, mask...);
+      for (int c = 0; c < kOutputs; ++c) sum[r][c] = _mm512_dpbf16_ps(sum[r][c], b, a[c]);
+    }
+  };
+  int64_t i = 0;
+  for (; i + 32 <= m.inputs; i += 32) step(i);
+  if (i < m.inputs) step(i, static_cast<__mmask32>((1u << (m.inputs - i)) - 1));
+  for (int r = 0; r < kTokens; ++r)
+    for (int c = 0; c < kOutputs; ++c) store(m, t + r, o + c, _mm512_reduce_add_ps(sum[r][c]));
+}
+
+template <int kOutputs>
+void rows(const Matmul& m, int64_t o) {
+  int64_t t = 0;
+  for (; t + 4 <= m.tokens; t += 4) block<4, kOutputs>(m, t, o);
+  for (; t < m.tokens; ++t) block<1, kOutputs>(m, t, o);
+}
+
+}  // namespace
+
+void matmul_avx512(const Matmul& m, int64_t first_output, int64_t last_output) {
+  int64_t o = first_output;
+  for (; o + 4 <= last_output; o += 4) rows<4>(m, o);
+  for (; o < last_output; ++o) rows<1>(m, o);
+}
+
+}  // namespace pallas_kernels
