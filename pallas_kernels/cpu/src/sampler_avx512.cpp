@@ -202,6 +202,17 @@ class Row {
     return _mm512_mul_ps(_mm512_sub_ps(values, set1(best_)), set1(reciprocal));
   }
 
+  // The tokens scaled to at least this.
+  void collect_scaled(float from, float reciprocal) {
+    Tokens& tokens = scratch_.tokens;
+    tokens.size = 0;
+    for (int64_t i = 0; i < vocab_; i += kLanes) {
+      const __m512 values = load(i);
+      const __mmask16 chosen = _mm512_cmp_ps_mask(scaled(values, reciprocal), set1(from), _CMP_GE_OQ);
+      if (chosen) tokens.append(chosen, values, ids_from(i));
+    }
+  }
+
   // The sum of all weights at a temperature's reciprocal; collects on the way those scaled to at least `from`.
   template <bool kCollect>
   uint64_t total(float reciprocal, float from = 0) {
@@ -291,7 +302,8 @@ class Row {
         const __m512 uniform = noise.uniform(ids);
         if (!may_reach(_mm512_add_ps(exponents, Gumbel::bound(uniform)), score)) continue;
         champion.challenge(_mm512_add_ps(exponents, Gumbel::value(uniform)), ids);
-        score = std::fmax(score, champion.score());
+        const float reached = champion.score();
+        score = reached > score ? reached : score;
       }
     }
     return champion.id();
@@ -389,16 +401,22 @@ void apply(const Filters& f, Row& row, Scratch& scratch, int64_t vocab) {
     if (f.top_k > 0) {
       row.collect_top(f.top_k < vocab ? f.top_k : vocab);
     } else {
-      row.collect(kLowestFinite);
+      row.collect_scaled(f.log_min_p, f.reciprocal);
     }
-    if (f.log_min_p > kMinusInfinity) row.keep_from(f.log_min_p, f.reciprocal);
+    if (f.top_k > 0 && f.log_min_p > kMinusInfinity) row.keep_from(f.log_min_p, f.reciprocal);
     if (f.top_p < 1) row.keep_up_to(last_reaching(tokens, goal(row.weigh(f.reciprocal)), weight, scratch));
     return;
   }
-  const uint64_t wanted = goal(row.total<true>(f.reciprocal, -kLikely));
+  const uint64_t total = row.total<true>(f.reciprocal, -kLikely), wanted = goal(total);
   if (row.weigh(f.reciprocal) < wanted) {
-    row.collect(kLowestFinite);
-    row.weigh(f.reciprocal);
+    // All that lie further than this below the best have less than 1 - top_p together.
+    const double missing = (1 - static_cast<double>(f.top_p)) * (static_cast<double>(total) * kWeightUnit);
+    const float reach = static_cast<float>(std::log(static_cast<double>(vocab) / missing)) + 0.1f;
+    row.collect_scaled(-reach, f.reciprocal);
+    if (row.weigh(f.reciprocal) < wanted) {
+      row.collect(kLowestFinite);
+      row.weigh(f.reciprocal);
+    }
   }
   row.keep_up_to(last_reaching(tokens, wanted, weight, scratch));
 }
@@ -408,6 +426,17 @@ float log_of(uint64_t total) { return static_cast<float>(std::log(static_cast<do
 void report(Row& row, const float* logits, float log_total, int32_t target, const TokenLogprobs& out, int64_t number,
             Scratch& scratch) {
   const auto logprob = [&](float value) { return (value - row.best()) - log_total; };
+  int32_t* const ids = out.top_ids + number * out.k;
+  float* const logprobs = out.top_logprobs + number * out.k;
+  if (!row.ordinary()) {
+    out.logprob[number] = __builtin_nanf("");
+    out.rank[number] = 1;
+    for (int64_t i = 0; i < out.k; ++i) {
+      ids[i] = static_cast<int32_t>(i);
+      logprobs[i] = __builtin_nanf("");
+    }
+    return;
+  }
   const float value = logits[target < 0 ? 0 : target];
   out.logprob[number] = target < 0 ? __builtin_nanf("") : logprob(value);
   out.rank[number] = 1 + row.count_above(value);
@@ -424,8 +453,6 @@ void report(Row& row, const float* logits, float log_total, int32_t target, cons
     tokens.value[at] = token.value;
     tokens.id[at] = token.id;
   }
-  int32_t* const ids = out.top_ids + number * out.k;
-  float* const logprobs = out.top_logprobs + number * out.k;
   for (int64_t i = 0; i < tokens.size; ++i) {
     ids[i] = tokens.id[i];
     logprobs[i] = logprob(tokens.value[i]);
@@ -448,7 +475,8 @@ void sample_row_avx512(const SampleRows& s, const TokenLogprobs& out, int64_t nu
   const float* const logits = s.logits + number * s.vocab;
   const float* const raw = s.raw + number * s.vocab;
   Row row(logits, s.vocab, scratch);
-  const Filters filters{1.0f / s.temperature[number], s.top_p[number], s.log_min_p[number], s.top_k[number]};
+  const float log_min_p = s.log_min_p[number] > 0 ? 0 : s.log_min_p[number];
+  const Filters filters{1.0f / s.temperature[number], s.top_p[number], log_min_p, s.top_k[number]};
   const bool greedy = s.greedy[number];
   int32_t token = -1;
   Token limit{kMinusInfinity, static_cast<int32_t>(s.vocab)};
