@@ -10,6 +10,7 @@ from jaxllm.sampling.validation import validate_token_ids
 from jaxllm.sampling.variant import (
     MAX_LOGPROBS,
     Variant,
+    needs_penalties,
     needs_prompt_vocab_logprobs,
     needs_state,
     needs_vocab_logprobs,
@@ -53,6 +54,7 @@ __all__ = [
     "init_state",
     "mask_padded_vocab",
     "mask_words",
+    "needs_penalties",
     "needs_prompt_vocab_logprobs",
     "needs_state",
     "needs_vocab_logprobs",
