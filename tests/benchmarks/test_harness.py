@@ -11,7 +11,7 @@ from jaxllm import ParameterError
 
 @pytest.mark.parametrize(("name", "requests", "prompt_tokens", "output_tokens", "shared"), [
     ("W1", 1, 128, 128, 0), ("W2", 64, 8901, 4715, 0), ("W3", 32, 33280, 1024, 1024), ("W4", 1, 4096, 16, 0),
-    ("W2b", 256, 34846, 18418, 0),
+    ("W1r", 1, 128, 128, 0), ("W2b", 256, 34846, 18418, 0),
 ])
 def test_the_workloads_are_what_they_are_described_as(name, requests, prompt_tokens, output_tokens, shared):
     workload = harness.load_workload(name)
