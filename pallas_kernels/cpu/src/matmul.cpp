@@ -11,7 +11,28 @@ namespace {
 
 namespace ffi = ::xla::ffi;
 
-ffi::Error matmul(ffi::ThreadPool pool, ffi::Buffer<ffi::BF16> x, ffi::Buffer<ffi::BF16> w, ffi::Result<ffi::AnyBuffer> y) {
+int64_t divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+void with_tiles(ffi::ThreadPool& pool, const Matmul& m, void* packed) {
+  const int64_t blocks = num_blocks(m.tokens);
+  if (blocks <= 2) {
+    for (int64_t b = 0; b < blocks; ++b) matmul_amx_pack(m, packed, b);
+  } else {
+    parallel_for(pool, blocks, [&](int64_t b) { matmul_amx_pack(m, packed, b); });
+  }
+  // Few tokens: pieces long enough to be read ahead in. Many: short ones, so that threads end together.
+  constexpr int64_t kShort = 32, kLong = 64, kPiecesPerThread = 4;
+  const int64_t per_thread = divide(divide(m.outputs, kLong), pool.num_threads() * kPiecesPerThread);
+  const int64_t outputs = blocks <= 2 ? kLong * per_thread : kShort;
+  const int64_t pieces = divide(m.outputs, outputs);
+  parallel_for(pool, pieces * divide(blocks, kBlocksPerCall), [&](int64_t i) {
+    const int64_t o = i % pieces * outputs, b = i / pieces * kBlocksPerCall;
+    matmul_amx(m, packed, o, std::min(o + outputs, m.outputs), b, std::min(b + kBlocksPerCall, blocks));
+  });
+}
+
+ffi::Error matmul(ffi::ThreadPool pool, ffi::Buffer<ffi::BF16> x, ffi::Buffer<ffi::BF16> w, ffi::Result<ffi::AnyBuffer> y,
+                  ffi::Result<ffi::Buffer<ffi::U8>> workspace) {
   const auto xs = x.dimensions(), ws = w.dimensions(), ys = y->dimensions();
   if (xs.size() != 2 || ws.size() != 2 || ys.size() != 2)
     return ffi::Error::InvalidArgument("matmul: x, w and y must have two dimensions");
@@ -24,10 +45,17 @@ ffi::Error matmul(ffi::ThreadPool pool, ffi::Buffer<ffi::BF16> x, ffi::Buffer<ff
 
   const Matmul m{reinterpret_cast<const uint16_t*>(x.typed_data()), reinterpret_cast<const uint16_t*>(w.typed_data()),
                  y->untyped_data(), type == ffi::F32, xs[0], xs[1], ws[0]};
-  constexpr int64_t kOutputs = 64;
-  parallel_for(pool, (m.outputs + kOutputs - 1) / kOutputs, [&](int64_t i) {
-    matmul_avx512(m, i * kOutputs, std::min((i + 1) * kOutputs, m.outputs));
-  });
+  if (m.tokens == 0 || m.outputs == 0) return ffi::Error::Success();
+  if (instruction_set() == InstructionSet::kAmxBf16) {
+    if (static_cast<int64_t>(workspace->element_count()) < packed_bytes(m.tokens, m.inputs))
+      return ffi::Error::InvalidArgument("matmul: the workspace is too small");
+    with_tiles(pool, m, workspace->typed_data());
+  } else {
+    constexpr int64_t kOutputs = 64;
+    parallel_for(pool, divide(m.outputs, kOutputs), [&](int64_t i) {
+      matmul_avx512(m, i * kOutputs, std::min((i + 1) * kOutputs, m.outputs));
+    });
+  }
   return ffi::Error::Success();
 }
 
@@ -39,4 +67,5 @@ PALLAS_KERNELS_TARGET(pallas_kernels_matmul_v1, pallas_kernels::matmul,
                           .Ctx<::xla::ffi::ThreadPool>()
                           .Arg<::xla::ffi::Buffer<::xla::ffi::BF16>>()
                           .Arg<::xla::ffi::Buffer<::xla::ffi::BF16>>()
-                          .Ret<::xla::ffi::AnyBuffer>());
+                          .Ret<::xla::ffi::AnyBuffer>()
+                          .Ret<::xla::ffi::Buffer<::xla::ffi::U8>>());

@@ -1,4 +1,7 @@
 // y[t, o] = sum over i of x[t, i] * w[o, i]: bfloat16 operands, float32 sums, in bfloat16 or float32.
+//
+// Every element is computed by the same instructions in the same order, wherever it lies, whatever is beside it and
+// however the work is cut up.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +16,23 @@ struct Matmul {
   int64_t tokens, inputs, outputs;
 };
 
-// Every element is computed by the same instructions in the same order, wherever it lies and whatever is beside it.
+// The outputs from first to last, of all tokens.
 void matmul_avx512(const Matmul& m, int64_t first_output, int64_t last_output);
+
+// Tiles read x in another order: for each block of 16 tokens and each step of 32 inputs a tile whose row k holds the
+// pair of inputs 2k, 2k + 1 of every token; zeros beyond the ends.
+constexpr int64_t kTokensPerBlock = 16, kInputsPerStep = 32, kBlocksPerCall = 32;
+
+constexpr int64_t num_blocks(int64_t tokens) { return (tokens + kTokensPerBlock - 1) / kTokensPerBlock; }
+constexpr int64_t num_steps(int64_t inputs) { return (inputs + kInputsPerStep - 1) / kInputsPerStep; }
+constexpr int64_t packed_bytes(int64_t tokens, int64_t inputs) { return num_blocks(tokens) * num_steps(inputs) * 1024; }
+
+// Writes one block of tokens of x in that order; packed: the beginning of all blocks, aligned to 64 bytes.
+void matmul_amx_pack(const Matmul& m, void* packed, int64_t block);
+
+// The outputs from first to last, of the blocks of tokens from first to last, not more than kBlocksPerCall; outputs
+// begin at multiples of 16.
+void matmul_amx(const Matmul& m, const void* packed, int64_t first_output, int64_t last_output, int64_t first_block,
+                int64_t last_block);
 
 }  // namespace pallas_kernels

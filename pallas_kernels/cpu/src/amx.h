@@ -1,0 +1,78 @@
+// AMX tiles: eight per thread, of 16 rows of 64 bytes each. For sources named *_amx.cpp.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace pallas_kernels {
+namespace {
+
+constexpr int64_t kTileRows = 16, kTileBytes = 1024, kTileBf16 = 32;
+
+// All tiles at full size, for as long as it lives; a thread's tiles are given back after that, as a context switch
+// would save them.
+class FullTiles {
+ public:
+  FullTiles() {
+    struct alignas(64) {
+      uint8_t palette = 1, start_row = 0, reserved[14] = {};
+      uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+      uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+    } config;
+    __asm__ volatile("ldtilecfg %0" : : "m"(config));
+  }
+  ~FullTiles() { __asm__ volatile("tilerelease"); }
+  FullTiles(const FullTiles&) = delete;
+  FullTiles& operator=(const FullTiles&) = delete;
+};
+
+// The compiler's intrinsics do not say that they read memory.
+template <int kTile>
+inline __attribute__((always_inline)) void tile_load(const void* from, int64_t stride_bytes) {
+  __asm__ volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride_bytes), "i"(kTile) : "memory");
+}
+
+template <int kTile>
+inline __attribute__((always_inline)) void tile_store(void* to, int64_t stride_bytes) {
+  __asm__ volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(to), "r"(stride_bytes), "i"(kTile) : "memory");
+}
+
+template <int kTile>
+inline __attribute__((always_inline)) void tile_zero() {
+  __asm__ volatile("tilezero %%tmm%c0" : : "i"(kTile));
+}
+
+// sums[r, c] += products of row r of A with column c of B, whose rows hold pairs: B[k, c] = (b[2k, c], b[2k + 1, c]).
+template <int kSums, int kA, int kB>
+inline __attribute__((always_inline)) void tile_dot_bf16() {
+  __asm__ volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSums), "i"(kA), "i"(kB));
+}
+
+// Transposes 16 x 16 elements of 32 bits.
+inline __attribute__((always_inline)) void transpose_16x16(__m512i (&r)[16]) {
+  __m512i s[16];
+  for (int i = 0; i < 16; i += 2) {
+    s[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+    s[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    r[i] = _mm512_unpacklo_epi64(s[i], s[i + 2]);
+    r[i + 1] = _mm512_unpackhi_epi64(s[i], s[i + 2]);
+    r[i + 2] = _mm512_unpacklo_epi64(s[i + 1], s[i + 3]);
+    r[i + 3] = _mm512_unpackhi_epi64(s[i + 1], s[i + 3]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    const __m512i low = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88), high = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
+    const __m512i low2 = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
+    const __m512i high2 = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
+    s[i] = _mm512_shuffle_i32x4(low, low2, 0x88);
+    s[i + 4] = _mm512_shuffle_i32x4(high, high2, 0x88);
+    s[i + 8] = _mm512_shuffle_i32x4(low, low2, 0xdd);
+    s[i + 12] = _mm512_shuffle_i32x4(high, high2, 0xdd);
+  }
+  for (int i = 0; i < 16; ++i) r[i] = s[i];
+}
+
+}  // namespace
+}  // namespace pallas_kernels
