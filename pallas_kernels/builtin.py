@@ -36,6 +36,15 @@ def register_all() -> None:
     )
     register(
         "paged_attention",
+        "cpu",
+        _loader("pallas_kernels.paged_attention.cpu", "paged_attention_cpu"),
+        summary="native, bfloat16",
+        default_on=("cpu",),
+        unavailable=cpu.unavailable,
+        unsupported=_lazy("pallas_kernels.paged_attention.cpu", "unsupported"),
+    )
+    register(
+        "paged_attention",
         "xla",
         _loader("pallas_kernels.paged_attention.xla", "paged_attention_xla"),
         summary="tuned XLA loops, any backend",
@@ -46,6 +55,14 @@ def register_all() -> None:
         "oracle",
         _loader("pallas_kernels.paged_attention.oracle", "paged_attention_oracle"),
         summary="float64 on the host, for tests",
+    )
+    register(
+        "kv_write",
+        "cpu",
+        _loader("pallas_kernels.kv_write.cpu", "kv_write_cpu"),
+        summary="native copies in place",
+        default_on=("cpu",),
+        unavailable=cpu.unavailable,
     )
     register(
         "kv_write",

@@ -19,7 +19,7 @@ def kv_write(
     """Return the pools with token t's keys and values in slot ``slots[t]``, in place where the pools are donated.
 
     A slot is ``block * S + offset``. Real tokens have distinct slots; padding tokens carry any slot of block 0, the
-    null block, whose contents are undefined. Slots outside the pools are undefined behaviour.
+    null block, whose contents are undefined. Slots outside the pools are undefined behaviour; ``cpu`` fails.
     """
     if k_pool.ndim != 4:
         raise ValueError(f"k_pool must be [P, K, S, H], got shape {k_pool.shape}")

@@ -75,18 +75,10 @@ def paged_attention(
         implementation: a name from ``registry.implementations("paged_attention")``.
     """
     _check(q, k_pool, v_pool, metadata, scale, window, soft_cap, sinks)
-    function = registry.choose("paged_attention", implementation).implementation.load()
-    return function(
-        q,
-        k_pool,
-        v_pool,
-        metadata,
-        scale=scale,
-        window=window,
-        soft_cap=soft_cap,
-        sinks=sinks,
-        return_lse=return_lse,
-    )
+    operands = {"q": q, "k_pool": k_pool, "v_pool": v_pool, "metadata": metadata}
+    options = {"scale": scale, "window": window, "soft_cap": soft_cap, "sinks": sinks, "return_lse": return_lse}
+    choice = registry.choose("paged_attention", implementation, operands=operands | options)
+    return choice.implementation.load()(**operands, **options)
 
 
 def _check(

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from kernels import paged_cases as pc
 
 from pallas_kernels.kv_write import kv_write
+
+
+@pytest.fixture(params=pc.IMPLEMENTATIONS)
+def write(request):
+    return functools.partial(kv_write, implementation=request.param)
 
 
 def step(dtype, num_real=5, num_tokens=8, head_dims=(8, 8)):
@@ -20,9 +28,9 @@ def step(dtype, num_real=5, num_tokens=8, head_dims=(8, 8)):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("head_dims", [(8, 8), (16, 8)], ids=["equal", "k and v differ"])
-def test_equals_the_oracle_exactly_outside_the_null_block(dtype, head_dims):
+def test_equals_the_oracle_exactly_outside_the_null_block(write, dtype, head_dims):
     arguments = step(dtype, head_dims=head_dims)
-    written = jax.jit(kv_write)(*arguments)
+    written = jax.jit(write)(*arguments)
     expected = kv_write(*arguments, implementation="oracle")
     for got, want in zip(written, expected, strict=True):
         assert got.dtype == want.dtype
@@ -36,17 +44,17 @@ def test_oracle_puts_a_token_into_its_block_and_offset():
     assert int((written != k_pool).sum()) == k[0].size
 
 
-def test_padding_touches_the_null_block_only():
+def test_padding_touches_the_null_block_only(write):
     k_pool, v_pool, k, v, slots = step("float32", num_real=0)
-    written = kv_write(k_pool, v_pool, k, v, slots)
+    written = write(k_pool, v_pool, k, v, slots)
     np.testing.assert_array_equal(written[0][1:], k_pool[1:])
     np.testing.assert_array_equal(written[1][1:], v_pool[1:])
 
 
-def test_donated_pools_are_written_in_place():
+def test_donated_pools_are_written_in_place(write):
     k_pool, v_pool, *rest = step("bfloat16")
     before = k_pool.unsafe_buffer_pointer(), v_pool.unsafe_buffer_pointer()
-    after = jax.jit(kv_write, donate_argnums=(0, 1))(k_pool, v_pool, *rest)
+    after = jax.jit(write, donate_argnums=(0, 1))(k_pool, v_pool, *rest)
     assert tuple(pool.unsafe_buffer_pointer() for pool in after) == before
 
 
@@ -65,3 +73,27 @@ def test_a_wrong_argument_is_named(position, wrong, message):
     arguments[position] = wrong
     with pytest.raises(ValueError, match=message):
         kv_write(*arguments)
+
+
+@pc.NATIVE
+@pytest.mark.parametrize("slot", [-1, 64, 2**31 - 1])
+def test_native_slots_out_of_range_fail_before_anything_is_written(slot):
+    k_pool, v_pool, k, v, slots = step("bfloat16")
+    before = np.asarray(k_pool, np.float32)
+    with pytest.raises(jax.errors.JaxRuntimeError, match=f"kv_write: token 7 has slot {slot} of 64"):
+        jax.block_until_ready(kv_write(k_pool, v_pool, k, v, slots.at[7].set(slot), implementation="cpu"))
+    np.testing.assert_array_equal(np.asarray(k_pool, np.float32), before)
+
+
+@pc.NATIVE
+def test_native_write_of_many_tokens_equals_the_oracle():
+    rng = np.random.default_rng(0)
+    pools = [jnp.asarray(rng.standard_normal((40, 3, 16, 64)), jnp.bfloat16) for _ in range(2)]
+    kv = [jnp.asarray(rng.standard_normal((500, 3, 64)), jnp.bfloat16) for _ in range(2)]
+    slots = jnp.asarray(16 + rng.permutation(39 * 16)[:500], jnp.int32)
+    for got, want in zip(
+        kv_write(*pools, *kv, slots, implementation="cpu"),
+        kv_write(*pools, *kv, slots, implementation="oracle"),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(got[1:].astype(jnp.float32), want[1:].astype(jnp.float32))

@@ -1,8 +1,8 @@
-"""The XLA path of ragged paged attention, against the oracle.
+"""Each implementation of ragged paged attention, against the oracle.
 
-The oracle computes in float64, so the tolerance is the XLA path's own rounding. float32: sums over up to 640 products,
-2e-6 of the largest value. bfloat16 and float16: weights and output are each rounded to nearest in the dtype, so half
-a unit in the last place twice, plus the float32 part. The lse is float32 throughout.
+The oracle computes in float64, so the tolerance is the implementation's own rounding. float32: sums over up to 640
+products, 2e-6 of the largest value. bfloat16 and float16: weights and output are each rounded to nearest in the dtype,
+so half a unit in the last place twice, plus the float32 part. The lse is float32 throughout.
 
 Everything that must not be read is NaN in these cases (see `paged_cases.build`), so a stray read fails them too.
 """
@@ -17,12 +17,12 @@ UNIT = {"float32": 2e-6, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 MIXED = ([1, 0, 7, 1, 70, 1, 1], [17, 0, 20, 600, 300, 1, 257], 128)
 
 
-def check(shape, counts, lengths, num_tokens, *, seed=0, build=None, **options):
+def check(implementation, shape, counts, lengths, num_tokens, *, seed=0, build=None, **options):
     rng = np.random.default_rng(seed)
     if options.pop("with_sinks", False):
         options["sinks"] = rng.standard_normal(shape.num_heads) * 2
     case = pc.build(rng, shape, counts, lengths, num_tokens, window=options.get("window"), **(build or {}))
-    out, lse = pc.attend(case, "xla", **options)
+    out, lse = pc.attend(case, implementation, **options)
     expected, expected_lse = pc.expected(case, **options)
     np.testing.assert_allclose(out, expected, rtol=0, atol=UNIT[shape.dtype] * case.largest)
     real = case.num_real
@@ -40,85 +40,79 @@ OPTIONS = {
     "sinks": {"with_sinks": True},
     "all": {"window": 100, "soft_cap": 5.0, "with_sinks": True},
 }
-REPRESENTATIVE = {
-    ("plain", "bfloat16"),
-    ("plain", "float32"),
-    ("window smaller than a block", "bfloat16"),
-    ("all", "float32"),
-}
+@pytest.fixture(params=pc.IMPLEMENTATIONS)
+def implementation(request):
+    return request.param
 
 
-@pytest.mark.parametrize(
-    ("option", "dtype"),
-    [
-        pytest.param(option, dtype, marks=() if (option, dtype) in REPRESENTATIVE else pytest.mark.sweep)
-        for option in OPTIONS
-        for dtype in ("bfloat16", "float32", "float16")
-    ],
-)
-def test_mixed_step_equals_the_oracle(option, dtype):
-    check(pc.Shape(dtype=dtype), *MIXED, **OPTIONS[option])
+@pytest.mark.parametrize(("implementation", "dtype"), pc.kinds("bfloat16", "float32", "float16"))
+@pytest.mark.parametrize("option", OPTIONS)
+def test_mixed_step_equals_the_oracle(implementation, option, dtype):
+    check(implementation, pc.Shape(dtype=dtype), *MIXED, **OPTIONS[option])
 
 
 HEADS = [(9, 3, 64), (4, 4, 64), (8, 1, 80), (4, 2, 96), (4, 1, 128), (1, 1, 64)]
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(("implementation", "dtype"), pc.kinds("bfloat16", "float32"))
 @pytest.mark.parametrize(
     ("heads", "block_size"), [(heads, 16) for heads in HEADS] + [(HEADS[0], size) for size in (8, 24, 32, 64, 512)]
 )
-def test_heads_and_blocks_of_any_shape(heads, block_size, dtype):
+def test_heads_and_blocks_of_any_shape(implementation, heads, block_size, dtype):
     shape = pc.Shape(*heads, block_size, dtype, blocks_per_row=-(-640 // block_size))
-    check(shape, *MIXED)
-    check(shape, *MIXED, window=33, soft_cap=4.0, with_sinks=True)
+    check(implementation, shape, *MIXED)
+    check(implementation, shape, *MIXED, window=33, soft_cap=4.0, with_sinks=True)
 
 
 @pytest.mark.parametrize(
-    "shape",
+    ("implementation", "shape"),
     [
-        pc.Shape(8, 1, 80, 64, "float32", blocks_per_row=10),
-        pc.Shape(3, 3, 128, 8, "bfloat16", blocks_per_row=80),
+        ("xla", pc.Shape(8, 1, 80, 64, "float32", blocks_per_row=10)),
+        ("xla", pc.Shape(3, 3, 128, 8, "bfloat16", blocks_per_row=80)),
+        pytest.param("cpu", pc.Shape(8, 1, 80, 24, blocks_per_row=27), marks=pc.NATIVE),
+        pytest.param("cpu", pc.Shape(3, 3, 128, 8, blocks_per_row=80), marks=pc.NATIVE),
+        pytest.param("cpu", pc.Shape(20, 1, 256, 32, blocks_per_row=20), marks=pc.NATIVE),
     ],
-    ids=["one kv head", "no grouping"],
+    ids=["one kv head", "no grouping", "blocks that are no multiple of a tile", "native, no grouping", "largest heads"],
 )
-def test_representative_heads_and_blocks(shape):
-    check(shape, *MIXED)
+def test_representative_heads_and_blocks(implementation, shape):
+    check(implementation, shape, *MIXED)
 
 
 @pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 255, 256, 257, 512, 513])
 @pytest.mark.parametrize("count", [1, 2])
-def test_lengths_around_block_and_group_boundaries(length, count):
+def test_lengths_around_block_and_group_boundaries(implementation, length, count):
     if count <= length:
-        check(pc.Shape(), [0, count, 0], [0, length, 0], 8, seed=length)
+        check(implementation, pc.Shape(), [0, count, 0], [0, length, 0], 8, seed=length)
 
 
 @pytest.mark.parametrize("counts", [[0, 0, 0], [1, 1, 1], [8, 0, 0], [0, 0, 8], [3, 1, 4], [0, 5, 1]])
-def test_rows_may_be_idle_decoding_or_prefilling_in_any_slot(counts):
+def test_rows_may_be_idle_decoding_or_prefilling_in_any_slot(implementation, counts):
     lengths = [count + 30 * row if count else 0 for row, count in enumerate(counts)]
-    check(pc.Shape(), counts, lengths, 8)
+    check(implementation, pc.Shape(), counts, lengths, 8)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 3, 100])
-def test_any_number_of_tokens(num_tokens):
+def test_any_number_of_tokens(implementation, num_tokens):
     counts = [1, num_tokens - 1, 0]
-    check(pc.Shape(), counts, [5, 40 + num_tokens if num_tokens > 1 else 0, 0], num_tokens)
+    check(implementation, pc.Shape(), counts, [5, 40 + num_tokens if num_tokens > 1 else 0, 0], num_tokens)
 
 
-def test_more_decode_rows_than_a_tile_with_lengths_that_differ():
+def test_more_decode_rows_than_a_tile_with_lengths_that_differ(implementation):
     rng = np.random.default_rng(3)
     counts = [int(rng.random() < 0.8) for _ in range(37)]
     lengths = [int(rng.integers(1, 400)) if count else 0 for count in counts]
-    check(pc.Shape(), counts, lengths, 64)
+    check(implementation, pc.Shape(), counts, lengths, 64)
 
 
-def test_rows_share_the_blocks_of_a_common_prefix():
-    check(pc.Shape(), [1, 1, 20], [40, 64, 60], 32, build={"shared_blocks": 2})
+def test_rows_share_the_blocks_of_a_common_prefix(implementation):
+    check(implementation, pc.Shape(), [1, 1, 20], [40, 64, 60], 32, build={"shared_blocks": 2})
 
 
 @pytest.mark.parametrize("garbage", [np.inf, -np.inf, 3e38])
-def test_infinite_and_huge_garbage_is_not_read_either(garbage):
-    check(pc.Shape(), [1, 9], [30, 40], 16, build={"garbage": garbage})
+def test_infinite_and_huge_garbage_is_not_read_either(implementation, garbage):
+    check(implementation, pc.Shape(), [1, 9], [30, 40], 16, build={"garbage": garbage})
 
 
 def test_large_logits_do_not_overflow():

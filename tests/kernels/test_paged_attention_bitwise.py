@@ -18,7 +18,7 @@ NUM_ROWS = 12
 BUCKETS = (8, 64, 512)
 
 
-def outputs(rng, shape, chunks, q, kv, *, neighbours, options):
+def outputs(implementation, rng, shape, chunks, q, kv, *, neighbours, options):
     """Outputs and lse of all queries of one context, computed in the given chunks."""
     done, pieces = 0, []
     for chunk in chunks:
@@ -44,7 +44,7 @@ def outputs(rng, shape, chunks, q, kv, *, neighbours, options):
         )
         mine = slice(case.query_start[row], case.query_start[row] + chunk)
         case.q[mine] = q[done : done + chunk]
-        pieces.append([x[mine] for x in pc.attend(case, "xla", **options)])
+        pieces.append([x[mine] for x in pc.attend(case, implementation, **options)])
         done += chunk
     return [np.concatenate(parts) for parts in zip(*pieces, strict=True)]
 
@@ -55,29 +55,29 @@ def random_chunks(rng, length):
     return np.diff([0, *ends, length])
 
 
-def check(shape, *, trials, **options):
+def check(implementation, shape, *, trials, **options):
     rng = np.random.default_rng(0)
     if options.pop("with_sinks", False):
         options["sinks"] = rng.standard_normal(shape.num_heads) * 2
     q = (rng.standard_normal((LENGTH, shape.num_heads, shape.head_dim)) * 2).astype(shape.numpy_dtype)
     kv = pc.contexts(rng, shape, [LENGTH])[0]
-    expected, expected_lse = outputs(rng, shape, [LENGTH], q, kv, neighbours=False, options=options)
+    expected, expected_lse = outputs(implementation, rng, shape, [LENGTH], q, kv, neighbours=False, options=options)
     assert np.isfinite(expected).all()
     ways = [([64] * 5 + [10], False), ([320] + [1] * 10, True)]
     ways += [(random_chunks(rng, LENGTH), True) for _ in range(trials)]
     for chunks, neighbours in ways:
-        out, lse = outputs(rng, shape, chunks, q, kv, neighbours=neighbours, options=options)
+        out, lse = outputs(implementation, rng, shape, chunks, q, kv, neighbours=neighbours, options=options)
         np.testing.assert_array_equal(out, expected, err_msg=f"chunks {list(chunks)}")
         np.testing.assert_array_equal(lse, expected_lse, err_msg=f"lse, chunks {list(chunks)}")
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_outputs_do_not_depend_on_chunks_bucket_row_blocks_or_neighbours(dtype):
-    check(pc.Shape(9, 3, 64, 32, dtype, blocks_per_row=24), trials=3)
+@pytest.mark.parametrize(("implementation", "dtype"), pc.kinds("bfloat16", "float32"))
+def test_outputs_do_not_depend_on_chunks_bucket_row_blocks_or_neighbours(implementation, dtype):
+    check(implementation, pc.Shape(9, 3, 64, 32, dtype, blocks_per_row=24), trials=3)
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(("implementation", "dtype"), pc.kinds("bfloat16", "float32"))
 @pytest.mark.parametrize(
     ("shape", "options"),
     [
@@ -90,5 +90,5 @@ def test_outputs_do_not_depend_on_chunks_bucket_row_blocks_or_neighbours(dtype):
     ],
     ids=str,
 )
-def test_outputs_do_not_depend_on_company_for_any_shape_and_option(shape, options, dtype):
-    check(pc.Shape(*shape, dtype, blocks_per_row=-(-700 // shape[3])), trials=4, **options)
+def test_outputs_do_not_depend_on_company_for_any_shape_and_option(implementation, shape, options, dtype):
+    check(implementation, pc.Shape(*shape, dtype, blocks_per_row=-(-700 // shape[3])), trials=4, **options)

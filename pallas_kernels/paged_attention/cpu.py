@@ -1,0 +1,51 @@
+"""Ragged paged attention by the native library: bfloat16, AMX tiles or AVX-512 dot products."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from pallas_kernels.cpu.library import require
+from pallas_kernels.paged_attention.metadata import PagedAttentionMetadata
+
+LARGEST_HEAD_DIM = 256
+
+
+def unsupported(q: Array, **options: Any) -> str | None:
+    """Why these operands are left to another implementation, or ``None``."""
+    if q.dtype != jnp.bfloat16:
+        return f"operands are bfloat16, not {q.dtype}"
+    if q.shape[2] % 16 or q.shape[2] > LARGEST_HEAD_DIM:
+        return f"head dims are multiples of 16 up to {LARGEST_HEAD_DIM}, not {q.shape[2]}"
+    return None
+
+
+def paged_attention_cpu(
+    q: Float[Array, "T N H"],
+    k_pool: Float[Array, "P K S H"],
+    v_pool: Float[Array, "P K S H"],
+    metadata: PagedAttentionMetadata,
+    *,
+    scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: Float[Array, " N"] | None = None,
+    return_lse: bool = False,
+) -> Array | tuple[Array, Array]:
+    """The contract of `paged_attention`; blocks, lengths or row boundaries that are out of range fail the program."""
+    call = jax.ffi.ffi_call(
+        require("pallas_kernels_paged_attention_v1" if sinks is None else "pallas_kernels_paged_attention_sinks_v1"),
+        (jax.ShapeDtypeStruct(q.shape, q.dtype), jax.ShapeDtypeStruct(q.shape[:2], jnp.float32)),
+        vmap_method="sequential",
+    )
+    operands = [q, k_pool, v_pool, metadata.tables, metadata.query_start, metadata.lengths]
+    if sinks is not None:
+        operands.append(sinks)
+    out, lse = call(
+        *operands, scale=np.float32(scale), window=np.int64(window or 0), soft_cap=np.float32(soft_cap or 0)
+    )
+    return (out, lse) if return_lse else out

@@ -1,0 +1,151 @@
+"""What is particular to native attention: instruction sets, spans of keys, threads, and operands it must refuse."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from kernels import paged_cases as pc
+
+from pallas_kernels import cpu, registry
+from pallas_kernels.paged_attention import paged_attention, paged_attention_metadata
+
+pytestmark = pc.NATIVE
+UNIT = 2.0**-8
+LONG = 1400  # three spans of 512 keys
+INSTRUCTION_SETS = ["avx512_bf16", "amx_bf16"]
+
+
+@pytest.fixture
+def instruction_set(request):
+    before = cpu.instruction_set()
+    try:
+        cpu.use_instruction_set(request.param)
+    except ValueError as error:
+        pytest.skip(str(error))
+    yield request.param
+    cpu.use_instruction_set(before)
+
+
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS, indirect=True)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"window": 600}, {"soft_cap": 3.0}, {"sinks": np.linspace(-3, 3, 6)}, {"window": 3, "soft_cap": 3.0}],
+    ids=str,
+)
+def test_equals_the_oracle_over_several_spans(instruction_set, options):
+    counts, lengths = [1, 40, 0, 1, 2], [LONG, LONG, 0, 511, 1026]
+    shape = pc.Shape(block_size=32)
+    case = pc.build(np.random.default_rng(0), shape, counts, lengths, 48, window=options.get("window"))
+    out, lse = pc.attend(case, "cpu", **options)
+    expected, expected_lse = pc.expected(case, **options)
+    np.testing.assert_allclose(out, expected, rtol=0, atol=UNIT * case.largest)
+    np.testing.assert_allclose(lse[: case.num_real], expected_lse[: case.num_real], rtol=0, atol=2e-5)
+
+
+def one_row(shape, q, kv, done, chunk, neighbours=()):
+    """Output and lse of the queries ``done : done + chunk`` of one context; neighbours: (count, length) of others."""
+    rng = np.random.default_rng(done)
+    counts = [chunk, *(count for count, _ in neighbours)]
+    lengths = [done + chunk, *(length for _, length in neighbours)]
+    mine = tuple(x[: done + chunk] for x in kv)
+    case = pc.build(rng, shape, counts, lengths, 512, kv=[mine, *pc.contexts(rng, shape, lengths[1:])])
+    case.q[:chunk] = q[done : done + chunk]
+    return [x[:chunk] for x in pc.attend(case, "cpu")]
+
+
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS, indirect=True)
+def test_bits_do_not_depend_on_block_size_chunk_or_company_over_several_spans(instruction_set):
+    rng = np.random.default_rng(1)
+    shape = pc.Shape(block_size=32)
+    q = (rng.standard_normal((LONG, shape.num_heads, shape.head_dim)) * 2).astype(shape.numpy_dtype)
+    kv = pc.contexts(rng, shape, [LONG])[0]
+    first = LONG - 300
+    expected, expected_lse = one_row(shape, q, kv, first, 300)
+    for block_size in (8, 16, 24, 64, 128, 512):
+        other = pc.Shape(block_size=block_size, blocks_per_row=-(-LONG // block_size))
+        out, lse = one_row(other, q, kv, first, 300)
+        np.testing.assert_array_equal(out, expected)
+        np.testing.assert_array_equal(lse, expected_lse)
+    for done, chunk in [(first, 1), (first + 7, 1), (1152, 1), (1200, 3), (LONG - 1, 1), (LONG - 17, 17)]:
+        out, lse = one_row(shape, q, kv, done, chunk, neighbours=[(1, 5), (60, 700), (1, 1300)])
+        np.testing.assert_array_equal(out, expected[done - first : done - first + chunk])
+        np.testing.assert_array_equal(lse, expected_lse[done - first : done - first + chunk])
+
+
+def small_step(**change):
+    step = {
+        "tables": np.arange(1, 9, dtype=np.int32).reshape(2, 4),
+        "query_start": np.array([0, 1, 4], np.int32),
+        "lengths": np.array([60, 20], np.int32),
+    } | {name: np.asarray(value, np.int32) for name, value in change.items()}
+    q = jnp.ones((8, 4, 64), jnp.bfloat16)
+    pool = jnp.ones((9, 2, 16, 64), jnp.bfloat16)
+
+    def run(q, pool, tables, query_start, lengths):
+        metadata = paged_attention_metadata(tables, query_start, lengths, 8, 16)
+        return paged_attention(q, pool, pool, metadata, scale=0.125, implementation="cpu")
+
+    return jax.jit(run)(q, pool, **step)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tables": [[1, 2, 3, 9], [5, 6, 7, 8]]}, "row 0: names block 9 of a pool of 9"),
+        ({"tables": [[1, 2, 3, 4], [5, -1, 7, 8]]}, "row 1: names block -1"),
+        ({"lengths": [65, 20]}, "row 0: length 65 exceeds its table of 4 blocks"),
+        ({"lengths": [2**31 - 1, 20]}, "row 0: length 2147483647 exceeds"),
+        ({"lengths": [60, 2]}, "row 1: has 3 queries but length 2"),
+        ({"lengths": [-5, 20]}, "row 0: has 1 queries but length -5"),
+        ({"query_start": [0, 1, 9]}, "query_start must lie within the 8 tokens of q, got 0 to 9"),
+        ({"query_start": [-1, 1, 4]}, "query_start must lie within"),
+        ({"query_start": [0, 5, 4]}, "row 1: query_start falls"),
+    ],
+)
+def test_operands_out_of_range_fail_with_a_reason(change, message):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=message):
+        small_step(**change).block_until_ready()
+
+
+def test_what_is_not_read_may_be_out_of_range():
+    out = small_step(tables=[[1, 2, 3, 4], [5, 6, -7, 2**31 - 1]], query_start=[0, 0, 3], lengths=[-9, 20])
+    np.testing.assert_array_equal(out[:3], np.ones((3, 4, 64)))
+    np.testing.assert_array_equal(out[3:], np.zeros((5, 4, 64)))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_operands_fail_or_give_finite_numbers(seed):
+    rng = np.random.default_rng(seed)
+    failures = []
+    for _ in range(60):
+        wild = rng.random() < 0.5
+        try:
+            out = small_step(
+                tables=rng.integers(-1 if wild else 0, 10 if wild else 9, (2, 4)),
+                query_start=rng.integers(-2, 11, 3) if wild else np.sort(rng.integers(0, 9, 3)),
+                lengths=rng.integers(-3, 70, 2) if wild else rng.integers(8, 65, 2),
+            )
+        except jax.errors.JaxRuntimeError as error:
+            failures.append(str(error))
+        else:
+            assert np.isfinite(np.asarray(out, np.float32)).all()
+    assert 5 < len(failures) < 40
+    assert all("paged_attention: " in failure for failure in failures)
+
+
+def test_a_program_goes_on_after_a_failure():
+    with pytest.raises(jax.errors.JaxRuntimeError):
+        small_step(lengths=[65, 20]).block_until_ready()
+    assert np.isfinite(np.asarray(small_step(), np.float32)).all()
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "dtype", "chosen"),
+    [(64, "bfloat16", "cpu"), (256, "bfloat16", "cpu"), (64, "float32", "xla"), (8, "bfloat16", "xla"),
+     (272, "bfloat16", "xla")],
+)  # fmt: skip
+def test_the_registry_leaves_what_is_not_native_to_xla(head_dim, dtype, chosen):
+    operands = {"q": jax.ShapeDtypeStruct((8, 4, head_dim), dtype)}
+    assert registry.choose("paged_attention", platform="cpu", operands=operands).implementation.name == chosen
