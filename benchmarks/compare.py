@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -130,6 +131,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     logs = Path(tempfile.mkdtemp(prefix="compare-")) if chosen.logs is None else chosen.logs
     logs.mkdir(parents=True, exist_ok=True)
+    # So that engines are ended by whatever ends this process.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     machine = describe_machine()
     results = run(workloads, engines, specs, repeat, logs, chosen.timeout)
     verdicts = [judge(row, results, specs) for row in ROWS if row.ours[1] in workloads]

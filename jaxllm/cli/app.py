@@ -13,6 +13,7 @@ import typer.core
 import jaxllm
 from jaxllm.cli import console
 from jaxllm.cli.batch import batch
+from jaxllm.cli.bench import bench
 from jaxllm.cli.chat import chat
 from jaxllm.cli.generate import generate
 from jaxllm.cli.info import info
@@ -50,6 +51,7 @@ app.command()(expand_groups(generate))
 app.command()(expand_groups(chat))
 app.command()(expand_groups(info))
 app.command()(expand_groups(batch))
+app.command()(expand_groups(bench))
 
 
 def _print_version(wanted: bool) -> None:

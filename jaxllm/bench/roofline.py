@@ -1,0 +1,119 @@
+"""What a step has to read and compute, from the model's description: a lower bound of its time (Williams, Waterman and
+Patterson 2009, Roofline)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+from jaxllm.kv_cache.spec import KVSpec
+from jaxllm.models.model import Model
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """Bytes that go through memory and floating-point operations, of one or more steps."""
+
+    bytes: float = 0.0
+    flops: float = 0.0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.bytes + other.bytes, self.flops + other.flops)
+
+    def seconds(self, bytes_per_second: float, flops_per_second: float) -> float:
+        """The least time for it, if reading and computing overlap perfectly."""
+        return max(self.bytes / bytes_per_second, self.flops / flops_per_second)
+
+
+@dataclasses.dataclass(frozen=True)
+class Chunk:
+    """Tokens of one sequence that a step computes, ``count`` of them after ``start`` others; the last one's successor
+    is sampled if ``sampled``."""
+
+    start: int
+    count: int
+    sampled: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelCosts:
+    """A model's share of each cost.
+
+    Counted are the weights, once per step and whatever the number of tokens; keys and values of the contexts, read once
+    per chunk, and those of new tokens, written once; two operations per weight of a matrix and token, and four per
+    head dimension, query and key it sees. Not counted: activations, norms, rotary embeddings, the sampler.
+
+    layer_bytes, head_bytes: of weights, the embedding counting where it is the head; layer_flops: per token of a chunk;
+    head_flops: per sampled token. attention_flops: per pair of a query and a key, over all layers. kv_bytes: per token.
+    window: the most keys that a query sees, if limited. embedding_bytes: of a token's row.
+    """
+
+    layer_bytes: int
+    head_bytes: int
+    layer_flops: int
+    head_flops: int
+    attention_flops: int
+    kv_bytes: int
+    embedding_bytes: int
+    window: int | None = None
+
+    @classmethod
+    def of(cls, model: Model, kv: KVSpec) -> ModelCosts:
+        """From the description of all parameters."""
+        config = model.config
+        layers = [spec for path, spec in model.specs.items() if path.startswith("layers.")]
+        head = model.specs["head.weight" if "head" in model.graphs else "embedding.weight"]
+        return cls(
+            layer_bytes=sum(spec.nbytes for spec in layers),
+            head_bytes=head.nbytes,
+            layer_flops=2 * sum(spec.size for spec in layers if len(spec.shape) > 1),
+            head_flops=2 * head.size,
+            attention_flops=4 * config.num_layers * config.num_heads * config.head_dim,
+            kv_bytes=kv.bytes_per_token,
+            embedding_bytes=model.specs["embedding.weight"].nbytes // config.vocab_size,
+            window=config.sliding_window,
+        )
+
+    def step(self, chunks: Iterable[Chunk]) -> Cost:
+        """One step over all these chunks."""
+        chunks = list(chunks)
+        tokens = sum(chunk.count for chunk in chunks)
+        sampled = sum(chunk.sampled for chunk in chunks)
+        pairs = sum(self._pairs(chunk) for chunk in chunks)
+        keys = sum(self._keys(chunk) for chunk in chunks)
+        return Cost(
+            bytes=(self.layer_bytes + (self.head_bytes if sampled else 0) + keys * self.kv_bytes
+                   + tokens * (self.kv_bytes + self.embedding_bytes)),
+            flops=tokens * self.layer_flops + sampled * self.head_flops + pairs * self.attention_flops)
+
+    def prefill(self, tokens: int, budget: int, count: int = 1) -> Cost:
+        """The steps that compute ``count`` prompts of so many tokens, of at most ``budget`` tokens each."""
+        total, filled = Cost(), 0
+        chunks: list[Chunk] = []
+        for _ in range(count):
+            start = 0
+            while start < tokens:
+                length = min(tokens - start, budget - filled)
+                chunks.append(Chunk(start, length, start + length == tokens))
+                start, filled = start + length, filled + length
+                if filled == budget:
+                    total, chunks, filled = total + self.step(chunks), [], 0
+        return total + self.step(chunks) if chunks else total
+
+    def decode(self, context: int, count: int, sequences: int = 1) -> Cost:
+        """The ``count`` steps that each compute one more token of so many sequences, from ``context`` tokens on."""
+        steps = (self.step([Chunk(context + number, 1)] * sequences) for number in range(count))
+        return sum(steps, Cost())
+
+    def _pairs(self, chunk: Chunk) -> int:
+        """Queries times the keys that each sees, itself included."""
+        return self._pairs_of_first(chunk.start + chunk.count) - self._pairs_of_first(chunk.start)
+
+    def _pairs_of_first(self, tokens: int) -> int:
+        """The same of a sequence's first tokens."""
+        whole = tokens if self.window is None else min(tokens, self.window)
+        return whole * (whole + 1) // 2 + (tokens - whole) * whole
+
+    def _keys(self, chunk: Chunk) -> int:
+        """Earlier tokens whose keys and values the chunk's queries need."""
+        return chunk.start if self.window is None else min(chunk.start, self.window - 1)

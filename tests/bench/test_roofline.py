@@ -1,0 +1,79 @@
+"""The roofline's counts, by hand and one by one."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from support import TINY, tiny_model
+
+from jaxllm.bench import Chunk, Cost, ModelCosts
+from jaxllm.kv_cache import kv_spec
+
+WIDTH, INNER, VOCAB, LAYERS = (TINY[name] for name in ("hidden_size", "intermediate_size", "vocab_size", "num_layers"))
+QUERIES, KEYS = TINY["num_heads"] * TINY["head_dim"], TINY["num_kv_heads"] * TINY["head_dim"]
+MATRICES = LAYERS * (WIDTH * (QUERIES + 2 * KEYS) + QUERIES * WIDTH + 3 * WIDTH * INNER)
+HEAD = WIDTH * VOCAB
+NORMS = LAYERS * 2 * WIDTH
+KV = 2 * LAYERS * KEYS
+
+
+def costs_of(dtype="float32", **changes):
+    model, _ = tiny_model(dtype, **changes)
+    return ModelCosts.of(model, kv_spec(model.config, model.dtype))
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("bfloat16", 2)])
+def test_a_decoding_step_reads_all_weights_once_and_each_context(dtype, size):
+    costs = costs_of(dtype)
+    contexts = [5, 17, 100]
+    cost = costs.step([Chunk(context, 1) for context in contexts])
+    weights = MATRICES + NORMS + HEAD
+    assert cost.bytes == size * (weights + sum(contexts) * KV + 3 * (KV + WIDTH))
+    pairs = sum(context + 1 for context in contexts)
+    assert cost.flops == 3 * 2 * (MATRICES + HEAD) + 4 * LAYERS * QUERIES * pairs
+
+
+def test_an_untied_embedding_is_not_read_as_a_whole():
+    tied, untied = costs_of(), costs_of(tie_word_embeddings=False)
+    assert untied.step([Chunk(3, 1)]) == tied.step([Chunk(3, 1)])
+
+
+def test_the_head_is_read_where_a_token_is_sampled():
+    costs = costs_of()
+    with_head, without = costs.step([Chunk(0, 8)]), costs.step([Chunk(0, 8, sampled=False)])
+    assert with_head.bytes - without.bytes == 4 * HEAD
+    assert with_head.flops - without.flops == 2 * HEAD
+
+
+@pytest.mark.parametrize("window", [None, 1, 4, 9, 50])
+@pytest.mark.parametrize(("start", "count"), [(0, 1), (0, 12), (3, 4), (8, 2), (20, 30)])
+def test_windows_limit_what_queries_see(window, start, count):
+    costs = dataclasses.replace(costs_of(), window=window)
+    seen = [{key for key in range(position + 1) if window is None or key > position - window}
+            for position in range(start, start + count)]
+    cost = costs.step([Chunk(start, count)])
+    earlier = {key for keys in seen for key in keys if key < start}
+    assert cost.flops == count * costs.layer_flops + costs.head_flops + sum(map(len, seen)) * costs.attention_flops
+    assert cost.bytes == (costs.layer_bytes + costs.head_bytes + len(earlier) * costs.kv_bytes
+                          + count * (costs.kv_bytes + costs.embedding_bytes))
+
+
+def test_prompts_fill_steps_up_to_the_budget():
+    costs = costs_of()
+    assert costs.prefill(10, 16) == costs.step([Chunk(0, 10)])
+    assert costs.prefill(32, 16) == costs.step([Chunk(0, 16, False)]) + costs.step([Chunk(16, 16)])
+    assert costs.prefill(10, 16, count=2) == (
+        costs.step([Chunk(0, 10), Chunk(0, 6, False)]) + costs.step([Chunk(6, 4)]))
+
+
+def test_decoding_adds_up_its_steps():
+    costs = costs_of()
+    steps = [costs.step([Chunk(context, 1)] * 3) for context in (9, 10, 11)]
+    assert costs.decode(9, 3, sequences=3) == steps[0] + steps[1] + steps[2]
+    assert costs.decode(9, 0) == Cost()
+
+
+def test_the_slower_of_reading_and_computing_bounds_the_time():
+    assert Cost(bytes=100, flops=50).seconds(10, 50) == 10
+    assert Cost(bytes=100, flops=5000).seconds(10, 50) == 100
