@@ -1,7 +1,7 @@
 """``linear``: the one door through which every matrix product with a weight goes, dispatched on the weight's type.
 
-Quantization, adapters, deterministic products and native kernels are new weight types registered here, not new model
-code."""
+Quantization, adapters and deterministic products are new weight types registered here, not new model code. What
+computes a plain weight's product is ``pallas_kernels.matmul``'s choice."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, DTypeLike, Float
+
+from pallas_kernels import matmul
 
 LinearFunction = Callable[[Float[Array, "T I"], Any, Any], Float[Array, "T O"]]
 
@@ -26,14 +27,10 @@ def linear(x: Float[Array, "T I"], weight: Any, out_dtype: DTypeLike | None = No
     """``x @ weight.T`` with float32 accumulation, rounded once to ``out_dtype`` (default: the dtype of ``x``)."""
     out_dtype = x.dtype if out_dtype is None else out_dtype
     if isinstance(weight, jax.Array):
-        return _dense(x, weight, out_dtype)
+        return matmul(x, weight, out_dtype)
     function = _BY_TYPE.get(type(weight))
     if function is None:
         known = ", ".join(sorted(kind.__name__ for kind in _BY_TYPE)) or "none"
         raise TypeError(f"linear() has no implementation for weights of type {type(weight).__name__}; "
                         f"besides plain arrays these are registered: {known}")
     return function(x, weight, out_dtype)
-
-
-def _dense(x: Float[Array, "T I"], weight: Float[Array, "O I"], out_dtype: Any) -> Float[Array, "T O"]:
-    return jnp.einsum("ti,oi->to", x, weight, preferred_element_type=jnp.float32).astype(out_dtype)
