@@ -78,12 +78,12 @@ class Passes:
 
 
 class CompileCounter:
-    """Counts the programs that this process compiles or finds in JAX's persistent cache, from here on."""
+    """Counts the programs that this process compiles or finds in jaxllm's cache or JAX's, from here on."""
 
     def __init__(self) -> None:
         from jax import monitoring
 
-        self.requested = self.from_cache = 0
+        self.requested = self.from_cache = self._found_by_jax = 0
         self._lock = threading.Lock()
         monitoring.register_event_duration_secs_listener(self._timed)
         monitoring.register_event_listener(self._event)
@@ -91,15 +91,18 @@ class CompileCounter:
     @property
     def compiled(self) -> int:
         """Programs that were really compiled."""
-        return self.requested - self.from_cache
+        return self.requested - self._found_by_jax
 
     def _timed(self, event: str, duration_secs: float, **_: Any) -> None:
         with self._lock:
             self.requested += event == "/jax/core/compile/backend_compile_duration"
 
     def _event(self, event: str, **_: Any) -> None:
+        from jaxllm.program_cache.executables import FOUND_EVENT
+
         with self._lock:
-            self.from_cache += event == "/jax/compilation_cache/cache_hits"
+            self._found_by_jax += event == "/jax/compilation_cache/cache_hits"
+            self.from_cache += event in (FOUND_EVENT, "/jax/compilation_cache/cache_hits")
 
 
 def sampling(max_tokens: int, others: Mapping[str, Any] | None = None) -> SamplingParams:

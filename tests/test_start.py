@@ -23,17 +23,9 @@ def test_every_public_name_exists_and_kernels_know_nothing_of_jaxllm():
     assert _python("import sys, pallas_kernels; print('jaxllm' in sys.modules)") == ["False"]
 
 
-def test_the_compilation_cache_is_set_unless_the_user_has_one(tmp_path):
-    code = ("from jaxllm.compilation import use_persistent_cache as use; import jax; use(); "
-            "print(jax.config.jax_compilation_cache_dir)")
-    ours = {"JAXLLM_COMPILATION_CACHE": str(tmp_path / "ours")}
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("JAX_COMPILATION")}
-    for environment, expected in (
-        (ours, str(tmp_path / "ours")),
-        ({**ours, "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "theirs")}, str(tmp_path / "theirs")),
-        ({"JAXLLM_COMPILATION_CACHE": "off"}, "None"),
-        ({"XDG_CACHE_HOME": str(tmp_path)}, str(tmp_path / "jaxllm" / "xla")),
-    ):
-        found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
-                               env={**clean, **environment}).stdout.strip()
-        assert found == expected
+def test_making_an_engine_leaves_the_settings_of_jax_alone():
+    code = ("import jax; before = dict(jax.config.values); from support import tiny_engine; tiny_engine(); "
+            "print(dict(jax.config.values) == before)")
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
+                           cwd=os.path.dirname(__file__)).stdout
+    assert found == "True\n"

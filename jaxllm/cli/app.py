@@ -19,6 +19,7 @@ from jaxllm.cli.generate import generate
 from jaxllm.cli.info import info
 from jaxllm.cli.options import expand_groups
 from jaxllm.errors import EngineError, JaxLLMError
+from jaxllm.program_cache import trust_sources
 
 INTERRUPTED = 130
 """The exit code of a program that Ctrl-C ended, as shells give it."""
@@ -71,6 +72,7 @@ def _program(
 def main() -> None:
     """Run the program on ``sys.argv``; exits with 0, 1 (an error), 2 (wrong usage) or 130 (Ctrl-C)."""
     _open_standard_streams()
+    trust_sources()
     try:
         app(prog_name="jaxllm")
     except SystemExit as end:

@@ -124,5 +124,9 @@ def _compilation(compilation: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if "programs" in compilation:
         yield "programs", compilation["programs"]
     cache = compilation["cache"]
-    size = "off" if cache is None else f"{cache['path']}: {cache['files']} files, {format_bytes(cache['bytes'])}"
-    yield "cache", size
+    if cache is None:
+        of_jax = compilation["cache_of_jax"]
+        yield "cache", "off" if of_jax is None else f"JAX's own, {of_jax}"
+        return
+    sizes = f"{format_bytes(cache['bytes'])} of at most {format_bytes(cache['limit'])}"
+    yield "cache", f"{cache['path']}: {cache['files']} files, {sizes}"

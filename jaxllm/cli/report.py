@@ -123,9 +123,10 @@ def _architecture(config: Any) -> Report:
 def _describe_engine(report: Report, model: Model, tokenizer: Tokenizer | None, engine: EngineOptions) -> None:
     import jax
 
-    from jaxllm.compilation import cache_folder
     from jaxllm.engine.build import EngineSizes, cache_spec, choose_config, layers_per_program
     from jaxllm.platform import free_device_memory, free_host_memory
+    from jaxllm.program_cache.entries import Entries
+    from jaxllm.program_cache.folder import cache_bytes, cache_folder, folder_of_jax
     from jaxllm.runner.programs import Programs
     from pallas_kernels import registry
 
@@ -152,17 +153,7 @@ def _describe_engine(report: Report, model: Model, tokenizer: Tokenizer | None, 
             "kv_cache_bytes": config.num_blocks * spec.block_bytes(config.block_size),
         }
         report["compilation"] = {"programs": Programs(model, spec, config, layers_per_program()).formula()}
-    folder = cache_folder()
+    folder, limit = cache_folder(), cache_bytes()
     report.setdefault("compilation", {})["cache"] = None if folder is None else {
-        "path": str(folder), **dataclasses.asdict(_contents(folder))}
-
-
-@dataclasses.dataclass(frozen=True)
-class _Contents:
-    files: int
-    bytes: int
-
-
-def _contents(folder: Path) -> _Contents:
-    sizes = [file.stat().st_size for file in folder.rglob("*") if file.is_file()] if folder.is_dir() else []
-    return _Contents(len(sizes), sum(sizes))
+        "path": str(folder), **dataclasses.asdict(Entries(folder, limit).contents()), "limit": limit}
+    report["compilation"]["cache_of_jax"] = folder_of_jax()

@@ -11,7 +11,6 @@ from typing import Any
 import jax
 
 from jaxllm.checks import check_integer, check_real
-from jaxllm.compilation import use_persistent_cache
 from jaxllm.config import (
     MAX_BATCHED_TOKENS,
     MAX_BLOCK_SIZE,
@@ -29,6 +28,7 @@ from jaxllm.kv_cache import kv_spec
 from jaxllm.kv_cache.spec import KVSpec
 from jaxllm.models.model import Model, Params
 from jaxllm.platform import free_device_memory, free_host_memory, resolve_dtype
+from jaxllm.program_cache.executables import open_cache
 from jaxllm.quantities import parse_bytes, parse_count
 from jaxllm.runner.keys import Key
 from jaxllm.runner.programs import Programs
@@ -154,9 +154,8 @@ def build_engine(
 
     load: gives the parameters; called while the programs of ``compile_first`` compile in other threads.
     """
-    use_persistent_cache()
     config, spec = choose_config(model, sizes, tokenizer)
-    programs = Programs(model, spec, config, layers_per_program())
+    programs = Programs(model, spec, config, layers_per_program(), open_cache())
     with ThreadPoolExecutor(2, "compile") as pool:
         compiling = [pool.submit(programs.compile, key) for key in compile_first(programs)]
         params = load()

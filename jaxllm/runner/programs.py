@@ -10,9 +10,9 @@ log-probabilities of prompt tokens or of the whole vocabulary.
 from __future__ import annotations
 
 import collections
-import logging
+import dataclasses
+import functools
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,6 +25,7 @@ from jaxllm.kv_cache.block_table import BlockTable
 from jaxllm.kv_cache.pool import KVPool
 from jaxllm.kv_cache.spec import KVSpec
 from jaxllm.models.model import Model, Params
+from jaxllm.program_cache.executables import ExecutableCache
 from jaxllm.runner.batch import StepBatch
 from jaxllm.runner.buckets import buckets
 from jaxllm.runner.functions import StepFunctions
@@ -33,18 +34,17 @@ from jaxllm.runner.keys import Key, LayerKind, layer_chunks
 from jaxllm.runner.signatures import Signatures, empty_state
 from jaxllm.sampling import SampleOutput, SamplingRows, SamplingState, SlotRow, TokenLogprobs, Variant, VocabLogprobs
 
-logger = logging.getLogger("jaxllm")
-
-SLOW_COMPILE_SECONDS = 2.0
-
 
 class Programs:
     """Every executable that an engine of these sizes can need, compiled when first used or before (``compile``).
 
+    cache: where executables come from; ``None`` compiles each.
     traces: how often each program's Python body ran, by name; it stops growing once the buckets in use are compiled.
     """
 
-    def __init__(self, model: Model, spec: KVSpec, config: EngineConfig, layers_per_program: int) -> None:
+    def __init__(self, model: Model, spec: KVSpec, config: EngineConfig, layers_per_program: int,
+                 cache: ExecutableCache | None = None) -> None:
+        self.cache = ExecutableCache(None) if cache is None else cache
         self.model = model
         self.spec = spec
         self.config = config
@@ -101,15 +101,8 @@ class Programs:
             key_lock = self._key_locks[key]
         with key_lock:
             if key not in self._executables:
-                watch = threading.Timer(SLOW_COMPILE_SECONDS, logger.info, ("compiling %s ...", key))
-                watch.daemon = True
-                watch.start()
-                started = time.perf_counter()
-                try:
-                    self._executables[key] = self._lower(key).compile()
-                finally:
-                    watch.cancel()
-                logger.debug("compiled %s in %.2f s", key, time.perf_counter() - started)
+                self._executables[key] = self.cache.get(str(key), functools.partial(self._lower, key),
+                                                        self._describe(key))
             return self._executables[key]
 
     def init_state(self) -> SamplingState:
@@ -173,8 +166,19 @@ class Programs:
 
     def _lower(self, key: Key) -> Any:
         function, donated = self._functions.of(key)
-        jitted = jax.jit(self._counted(key, function), donate_argnums=donated, keep_unused=True)
+        # Not ``keep_unused``: with it JAX (0.12) keeps every executable until ``jax.clear_caches``, as its cache of
+        # pruned programs then has the very key of an entry as the value.
+        jitted = jax.jit(self._counted(key, function), donate_argnums=donated)
         return jitted.lower(*self._signatures.of(key))
+
+    def _describe(self, key: Key) -> tuple[object, ...] | None:
+        """All that a program depends on beside the sources; ``None`` where functions of the user are among it."""
+        if self.config.logits_processors:
+            return None
+        kind = self.kinds.index(key.kind) if isinstance(key.kind, tuple) else key.kind
+        lengths = [chunk.stop - chunk.start for _, chunk in self.chunks]
+        return (key.program, key.bucket, kind, lengths, self.model.config, self.model.dtype, self.spec,
+                dataclasses.replace(self.config, seed=None))
 
     def _counted(self, key: Key, function: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*arguments: Any) -> Any:

@@ -5,21 +5,27 @@ from __future__ import annotations
 import json
 
 import gguf
+import jax
 import numpy as np
 import pytest
 import safetensors.numpy
 from tiny_folder import CONFIG, write_tiny_folder
 
-from jaxllm.compilation import ENVIRONMENT
+from jaxllm.program_cache.folder import FOLDER_ENVIRONMENT, SIZE_ENVIRONMENT
 from jaxllm.weights import ConfigSource
 from jaxllm.weights.packaged import PACKAGED_MODELS
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv(ENVIRONMENT, str(tmp_path / "cache"))
+    monkeypatch.setenv(FOLDER_ENVIRONMENT, str(tmp_path / "cache"))
+    monkeypatch.setenv(SIZE_ENVIRONMENT, "3M")
     (tmp_path / "cache").mkdir()
-    (tmp_path / "cache" / "program").write_bytes(b"x" * 2048)
+    (tmp_path / "cache" / "a.program").write_bytes(b"x" * 2048)
+    of_jax = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", None)
+    yield
+    jax.config.update("jax_compilation_cache_dir", of_jax)
 
 
 def report(run, *arguments, exit_code=0):
@@ -46,7 +52,9 @@ def test_the_checkpoints_own_figures(run, folder, tmp_path):
     assert found["running"]["kv_bytes_full_context"] == kv * 256
     assert found["tokenizer"] == {"kind": "BPE", "vocab_size": 259, "chat_template": True, "bos_token_id": None,
                                   "end_token_ids": {"258": "<|im_end|>"}}
-    assert found["compilation"]["cache"] == {"path": str(tmp_path / "cache"), "files": 1, "bytes": 2048}
+    assert found["compilation"]["cache"] == {"path": str(tmp_path / "cache"), "files": 1, "bytes": 2048,
+                                             "limit": 3 << 20}
+    assert found["compilation"]["cache_of_jax"] is None
     assert found["error"] is None
 
 
@@ -66,8 +74,16 @@ def test_the_text_says_the_same(run, folder, small):
     text = " ".join(result.stdout.split())
     for part in ("LlamaForCausalLM (family llama)", "2, width 32, MLP 48", "4 heads, 2 KV heads, head dim 8",
                  "256 tokens", "chat template yes", "258 '<|im_end|>'", "paged_attention: xla", "in float32",
-                 "longest request 128 tokens", "8 samples, 32 tokens a step", "1 files, 2.0 KiB", "at most "):
+                 "longest request 128 tokens", "8 samples, 32 tokens a step", "at most ",
+                 "1 files, 2.0 KiB of at most 3.0 MiB"):
         assert part in text
+
+
+def test_a_cache_of_jax_is_left_to_it(run, folder, small, tmp_path):
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "theirs"))
+    found = report(run, folder, *small)["compilation"]
+    assert (found["cache"], found["cache_of_jax"]) == (None, str(tmp_path / "theirs"))
+    assert f"JAX's own, {tmp_path / 'theirs'}" in run("info", folder, *small).stdout
 
 
 def test_what_does_not_fit_says_which_number_to_change(run, folder):

@@ -1,0 +1,163 @@
+"""``ExecutableCache``: executables kept on disk, found again by what they compute or by what they were made from."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import pickle
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+from jax.experimental import serialize_executable
+
+from jaxllm.program_cache import fingerprint
+from jaxllm.program_cache.entries import Entries
+from jaxllm.program_cache.folder import cache_bytes, cache_folder, folder_of_jax
+from jaxllm.program_cache.trust import sources_are_trusted
+
+logger = logging.getLogger("jaxllm")
+
+SLOW_SECONDS = 2.0
+"""A compilation that takes longer is told of."""
+FOUND_EVENT = "/jaxllm/program_cache/found"
+"""What ``jax.monitoring`` is told of each executable that needed no compilation."""
+
+
+class ExecutableCache:
+    """Compiles programs, or takes what an earlier process compiled.
+
+    entries: where executables are kept; ``None`` compiles everything. JAX has a persistent cache too, but that is
+    configured for a whole process, which belongs to others, keeps damaged files, and finds nothing without tracing.
+
+    num_compiled, num_loaded: executables that were compiled here, and that were found.
+    """
+
+    def __init__(self, entries: Entries | None) -> None:
+        self._entries = entries
+        self.num_compiled = 0
+        self.num_loaded = 0
+
+    def get(self, title: str, lower: Callable[[], jax.stages.Lowered], description: tuple[object, ...] | None) -> Any:
+        """The executable (``jax.stages.Compiled``) that ``lower()`` compiles to.
+
+        It is found by the lowered program's text. Where the sources are trusted (``trust_sources``), it is found
+        before that, with ``lower`` not called, by description: values whose text says everything that ``lower``
+        depends on, beside the sources of jaxllm and the machine. ``None`` for what cannot be described. title: what a
+        user is told when compiling takes long.
+
+        ``lower`` runs in a thread of its own, where no context manager of the caller, such as
+        ``jax.default_matmul_precision``, changes what it traces.
+        """
+        entries = self._entries
+        if entries is None:
+            return self._compiled(title, _in_plain_thread(lower))
+        described = None
+        if description is not None and sources_are_trusted():
+            described = fingerprint.digest("described", fingerprint.of_machine(), fingerprint.of_sources(),
+                                           *description)
+            name = entries.get(described)
+            found = None if name is None else self._loaded(entries, name.decode())
+            if found is not None:
+                return found
+        lowered = _in_plain_thread(lower)
+        text = lowered.as_text()
+        if "callback" in text:
+            # It holds the address of a Python function of this process.
+            return self._compiled(title, lowered)
+        name_of_text = fingerprint.digest("lowered", fingerprint.of_machine(), text, lowered.in_tree,
+                                          lowered.out_tree)
+        found = self._loaded(entries, name_of_text)
+        if found is None:
+            with _JaxHits() as hits:
+                found = self._compiled(title, lowered)
+            if hits.count or folder_of_jax() is not None:
+                return found
+            _keep(entries, name_of_text, found)
+        if described is not None:
+            entries.put(described, name_of_text.encode())
+        return found
+
+    def _compiled(self, title: str, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+        # A warning is seen where logging is not set up, as in most notebooks.
+        watch = threading.Timer(SLOW_SECONDS, logger.warning, ("compiling %s ...", title))
+        watch.daemon = True
+        watch.start()
+        started = time.perf_counter()
+        try:
+            compiled = lowered.compile()
+        finally:
+            watch.cancel()
+        logger.debug("compiled %s in %.2f s", title, time.perf_counter() - started)
+        self.num_compiled += 1
+        return compiled
+
+    def _loaded(self, entries: Entries, name: str) -> jax.stages.Compiled | None:
+        content = entries.get(name)
+        if content is None:
+            return None
+        try:
+            executable = serialize_executable.deserialize_and_load(*pickle.loads(content))
+        except Exception as error:
+            # Whole, and yet of no use: whatever it is, compiling again is the remedy.
+            logger.warning("a compiled program cannot be loaded and is compiled again: %s", error)
+            entries.delete(name)
+            return None
+        self.num_loaded += 1
+        jax.monitoring.record_event(FOUND_EVENT)
+        return executable
+
+
+class _JaxHits:
+    """Counts what this thread finds in JAX's persistent cache.
+
+    On CPUs an executable that came from there says that it can be serialized, and loses its functions in it.
+    """
+
+    _counts = threading.local()
+
+    def __enter__(self) -> _JaxHits:
+        _listen()
+        self._before = getattr(self._counts, "hits", 0)
+        self.count = 0
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.count = getattr(self._counts, "hits", 0) - self._before
+
+    @classmethod
+    def add(cls) -> None:
+        """Count one."""
+        cls._counts.hits = getattr(cls._counts, "hits", 0) + 1
+
+
+@functools.cache
+def _listen() -> None:
+    def heard(event: str, **_: object) -> None:
+        if event == "/jax/compilation_cache/cache_hits":
+            _JaxHits.add()
+
+    jax.monitoring.register_event_listener(heard)
+
+
+def _keep(entries: Entries, name: str, compiled: jax.stages.Compiled) -> None:
+    try:
+        content = pickle.dumps(serialize_executable.serialize(compiled))
+    except Exception as error:
+        logger.debug("a compiled program cannot be kept: %s", error)
+        return
+    entries.put(name, content)
+
+
+def open_cache() -> ExecutableCache:
+    """The cache in the folder of this process (``cache_folder``)."""
+    folder = cache_folder()
+    return ExecutableCache(None if folder is None else Entries(folder, cache_bytes()))
+
+
+def _in_plain_thread(function: Callable[[], jax.stages.Lowered]) -> jax.stages.Lowered:
+    with ThreadPoolExecutor(1, "trace") as pool:
+        return pool.submit(function).result()
