@@ -68,7 +68,7 @@ CASES = (
 
 
 def language_logits(rows: int, vocab_size: int, seed: int = 0) -> np.ndarray:
-    """Logits whose probabilities fall as a power near 1 of a token's rank, with noise, each row in an order of its own."""
+    """Logits whose probabilities fall as a power of a token's rank, with noise; each row has an order of its own."""
     rng = np.random.default_rng(seed)
     by_rank = -1.2 * np.log(np.arange(1, vocab_size + 1, dtype=np.float32))
     logits = np.stack([by_rank[rng.permutation(vocab_size)] for _ in range(rows)])

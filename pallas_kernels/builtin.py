@@ -77,6 +77,33 @@ def register_all() -> None:
         _loader("pallas_kernels.kv_write.oracle", "kv_write_oracle"),
         summary="a loop on the host, for tests",
     )
+    _register_sampling()
+
+
+def _register_sampling() -> None:
+    for operation, module in (("sample_rows", "xla"), ("token_logprobs", "logprobs"), ("log_normalizer", "logprobs")):
+        register(
+            operation,
+            "cpu",
+            _loader("pallas_kernels.sampling.cpu", f"{operation}_cpu"),
+            summary="native, a row in a core's cache",
+            default_on=("cpu",),
+            unavailable=cpu.unavailable,
+            unsupported=_lazy("pallas_kernels.sampling.cpu", "unsupported"),
+        )
+        register(
+            operation,
+            "xla",
+            _loader(f"pallas_kernels.sampling.{module}", f"{operation}_xla"),
+            summary="passes over a few rows, any backend",
+            default_on=PLATFORMS,
+        )
+        register(
+            operation,
+            "oracle",
+            _loader("pallas_kernels.sampling.oracle", f"{operation}_oracle"),
+            summary="a sort in float64 on the host, for tests",
+        )
 
 
 def _loader(module: str, name: str) -> Callable[[], Callable[..., Any]]:

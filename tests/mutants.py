@@ -148,13 +148,13 @@ def the_prompt_counts_for_every_penalty():
 def ties_go_to_the_highest_id():
     import jaxllm.sampling.sampler
 
-    argmax = jaxllm.sampling.sampler.argmax
+    sample_rows = jaxllm.sampling.sampler.sample_rows
 
-    def mutated(x):
-        index, value = argmax(x[:, ::-1])
-        return x.shape[1] - 1 - index, value
+    def mutated(logits, *arguments, raw=None, **options):
+        sampled = sample_rows(logits[:, ::-1], *arguments, raw=None if raw is None else raw[:, ::-1], **options)
+        return sampled._replace(token_ids=logits.shape[1] - 1 - sampled.token_ids)
 
-    jaxllm.sampling.sampler.argmax = mutated
+    jaxllm.sampling.sampler.sample_rows = mutated
 
 
 @mutant("conformance/test_prefixes.py::test_a_block_is_found_only_behind_the_same_prefix")
@@ -262,10 +262,14 @@ def padded_ids_can_be_sampled():
 @mutant("conformance/test_logprob_modes.py::test_requests_of_both_modes_share_a_batch")
 def processed_logprobs_are_raw():
     import jaxllm.sampling.sampler
-    from jaxllm.sampling.logprobs import normalize
+    from pallas_kernels.sampling import log_normalizer
 
-    normalize_kept = jaxllm.sampling.sampler.normalize_kept
-    jaxllm.sampling.sampler.normalize_kept = lambda logits, rows: (normalize(logits), normalize_kept(logits, rows)[1])
+    kept_distribution = jaxllm.sampling.sampler.kept_distribution
+
+    def mutated(logits, *arguments):
+        return logits, log_normalizer(logits), kept_distribution(logits, *arguments)[2]
+
+    jaxllm.sampling.sampler.kept_distribution = mutated
 
 
 @mutant("test_scoring.py::test_scores_are_the_log_softmax_of_the_continuations_tokens")

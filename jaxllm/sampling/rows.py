@@ -13,8 +13,9 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from jaxllm.errors import ParameterError
-from jaxllm.sampling.variant import Variant, needs_filter, needs_penalties, needs_state, variant_of
+from jaxllm.sampling.variant import Variant, needs_penalties, needs_state, variant_of
 from jaxllm.sampling_params import MAX_SEED, SamplingParams
+from pallas_kernels.sampling import DrawParameters
 
 _TINY = 2.0**-126  # the least and the greatest float32 whose reciprocals are normal
 _HUGE = 2.0**126
@@ -51,10 +52,9 @@ class _Flag(IntEnum):
 
     STATE = 1
     PENALTIES = 2
-    FILTER = 4
-    LOGPROBS = 8
-    PROCESSED = 16
-    GREEDY = 32
+    LOGPROBS = 4
+    PROCESSED = 8
+    GREEDY = 16
 
 
 @jax.tree_util.register_dataclass
@@ -91,21 +91,6 @@ class SamplingRows:
         return self._real(_Real.TEMPERATURE)
 
     @property
-    def greedy(self) -> Bool[Array, " B"]:
-        """Whether the row takes the most likely token."""
-        return self._flag(_Flag.GREEDY)
-
-    @property
-    def top_p(self) -> Float[Array, " B"]:
-        """In (0, 1]; 1 is off."""
-        return self._real(_Real.TOP_P)
-
-    @property
-    def log_min_p(self) -> Float[Array, " B"]:
-        """Natural log of min_p; -inf is off."""
-        return self._real(_Real.LOG_MIN_P)
-
-    @property
     def repetition_penalty(self) -> Float[Array, " B"]:
         """Positive; 1 is off."""
         return self._real(_Real.REPETITION)
@@ -131,19 +116,19 @@ class SamplingRows:
         return self._integer(_Integer.POSITION)
 
     @property
-    def noise_words(self) -> tuple[Array, Array, Array, Array]:
-        """uint32 [B] each: seed (high, low), sample index, position. The noise depends on nothing else."""
-        return (
-            self._word(_Integer.SEED_HIGH),
-            self._word(_Integer.SEED_LOW),
-            self._word(_Integer.SAMPLE_INDEX),
-            self._word(_Integer.POSITION),
+    def draws(self) -> DrawParameters:
+        """How the rows' tokens are drawn."""
+        return DrawParameters(
+            temperature=self.temperature,
+            top_p=self._real(_Real.TOP_P),
+            log_min_p=self._real(_Real.LOG_MIN_P),
+            top_k=self._integer(_Integer.TOP_K),
+            greedy=self._flag(_Flag.GREEDY),
+            seed_high=self._word(_Integer.SEED_HIGH),
+            seed_low=self._word(_Integer.SEED_LOW),
+            sample_index=self._word(_Integer.SAMPLE_INDEX),
+            position=self._word(_Integer.POSITION),
         )
-
-    @property
-    def top_k(self) -> Int[Array, " B"]:
-        """Positive, or 0 for off."""
-        return self._integer(_Integer.TOP_K)
 
     @property
     def stops_masked(self) -> Bool[Array, " B"]:
@@ -159,11 +144,6 @@ class SamplingRows:
     def uses_penalties(self) -> Bool[Array, " B"]:
         """Whether any penalty is on."""
         return self._flag(_Flag.PENALTIES)
-
-    @property
-    def uses_filter(self) -> Bool[Array, " B"]:
-        """Whether top-k, top-p or min-p is on."""
-        return self._flag(_Flag.FILTER)
 
     @property
     def wants_logprobs(self) -> Bool[Array, " B"]:
@@ -236,7 +216,6 @@ class RowTable:
         integers[_Integer.FLAGS] = (
             _Flag.STATE * needs_state(params)
             + _Flag.PENALTIES * needs_penalties(params)
-            + _Flag.FILTER * needs_filter(params)
             + _Flag.LOGPROBS * params.wants_logprobs
             + _Flag.PROCESSED * processed
             + _Flag.GREEDY * params.greedy

@@ -15,19 +15,18 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from jaxllm.sampling.filters import draw_filtered, scale
-from jaxllm.sampling.logprobs import Normalized, normalize, normalize_kept, report
+from jaxllm.sampling.logprobs import kept_distribution
 from jaxllm.sampling.masks import apply_mask
-from jaxllm.sampling.noise import gumbel_rows
 from jaxllm.sampling.penalties import apply_state
 from jaxllm.sampling.processors import LogitsProcessor, apply_processors
-from jaxllm.sampling.reductions import argmax, holds_nan_or_inf
 from jaxllm.sampling.rows import SamplingRows
 from jaxllm.sampling.state import SamplingState, count_tokens
-from jaxllm.sampling.tiles import map_row_tiles
 from jaxllm.sampling.variant import MAX_LOGPROBS, Variant
+from pallas_kernels.sampling import SampledRows, log_normalizer, sample_rows
+from pallas_kernels.sampling.logprobs import logprobs_at, logprobs_of, report
+from pallas_kernels.sampling.tiles import map_row_tiles
 
 NO_TOKEN = -1
 """The token id of a row that has none: its logits hold NaN or +inf, or its masks leave nothing to choose."""
@@ -81,15 +80,25 @@ def sample(
     A row's results depend on its own logits, parameters, mask and state alone, bit for bit.
     """
     if variant == Variant.GREEDY:
-        return state, SampleOutput(_checked(logits, *argmax(logits)))
+        return state, SampleOutput(sample_rows(logits).token_ids)
     if variant == Variant.SAMPLED:
-        return state, SampleOutput(map_row_tiles(_draw, logits, rows))
+        return state, SampleOutput(sample_rows(logits, rows.draws, filters=False).token_ids)
     if state is None:
         raise ValueError(f"state=None is not allowed: the {variant.name} variant needs a SamplingState")
     if (mask is not None) != (variant == Variant.MASKED):
         raise ValueError("mask is not allowed but in the MASKED variant, which needs it")
-    draw = functools.partial(_draw_full, state=state, processors=processors, max_logprobs=max_logprobs)
-    output = map_row_tiles(draw, logits, rows, mask)
+    choose = functools.partial(_choose, k=min(max_logprobs, logits.shape[1]))
+
+    def unchanged() -> SampleOutput:
+        return choose(logits, None, rows)
+
+    def changed() -> SampleOutput:
+        def tile(logits: Array, rows: SamplingRows, mask: Array | None) -> SampleOutput:
+            return choose(_adjust(logits, rows, mask, state, processors), logits, rows)
+
+        return map_row_tiles(tile, logits, rows, mask)
+
+    output = changed() if mask is not None else lax.cond(jnp.any(rows.uses_state), changed, unchanged)
     return count_tokens(state, rows.slot, rows.position, output.token_ids), output
 
 
@@ -98,42 +107,44 @@ def vocab_logprobs(
     processors: Sequence[LogitsProcessor] = (),
 ) -> VocabLogprobs:
     """Every token's log-probability, with the very bits that ``sample`` reports for some."""
-    raw = normalize(logits)
+    wanted = rows.wants_processed
 
     def processed() -> tuple[Array, Array]:
-        distribution, kept_mass = normalize_kept(_adjust(logits, rows, mask, state, processors), rows)
-        wanted = rows.wants_processed
-        logprobs = distribution.logprobs(distribution.values)
-        return jnp.where(wanted[:, None], logprobs, 0), jnp.where(wanted, kept_mass, 0)
+        adjusted = _adjust(logits, rows, mask, state, processors)
+        sampled = sample_rows(adjusted, rows.draws, wants_limit=wanted)
+        values, normalizer, kept_mass = kept_distribution(adjusted, rows, sampled.limit_value, sampled.limit_token)
+        return _where(wanted, logprobs_of(values, normalizer)), _where(wanted, kept_mass)
 
     nothing = jnp.zeros_like(logits), jnp.zeros(logits.shape[0], jnp.float32)
-    return VocabLogprobs(
-        raw.logprobs(logits), *lax.cond(jnp.any(rows.wants_processed), processed, lambda: nothing))
+    raw = logprobs_of(logits, log_normalizer(logits))
+    return VocabLogprobs(raw, *lax.cond(jnp.any(wanted), processed, lambda: nothing))
 
 
-def _draw(logits: Float[Array, "B V"], rows: SamplingRows) -> Int[Array, " B"]:
-    return _checked(logits, *argmax(_scores(logits, rows)))
+def _choose(logits: Float[Array, "B V"], raw: Float[Array, "B V"] | None, rows: SamplingRows, *, k: int
+            ) -> SampleOutput:
+    """Tokens drawn from ``logits``, and what is reported of them. raw: the logits before they were adjusted."""
+    processed = rows.wants_logprobs & rows.wants_processed
+    sampled = sample_rows(logits, rows.draws, raw=raw, wants_logprobs=rows.wants_logprobs, wants_limit=processed, k=k)
+    reported = sampled.logprobs
+    mode = lax.cond(
+        jnp.any(processed),
+        lambda: map_row_tiles(functools.partial(_processed, k=k), logits, raw, rows, sampled, processed),
+        lambda: (*reported, reported.logprob, reported.top_logprobs, jnp.zeros_like(reported.logprob)))
+    return SampleOutput(sampled.token_ids, *mode)
 
 
-def _draw_full(
-    logits: Float[Array, "B V"], rows: SamplingRows, mask: UInt32[Array, "B W"] | None, *, state: SamplingState,
-    processors: Sequence[LogitsProcessor], max_logprobs: int,
-) -> SampleOutput:
-    adjusted = _adjust(logits, rows, mask, state, processors)
-    scores = _scores(adjusted, rows)
-    drawn = lax.cond(
-        jnp.any(rows.uses_filter), lambda: draw_filtered(adjusted, scores, rows), lambda: argmax(scores)
-    )
-    token_ids = _checked(logits, *drawn)
-    if processors:
-        token_ids = jnp.where(holds_nan_or_inf(adjusted), NO_TOKEN, token_ids)
-    nothing = _no_logprobs(logits, max_logprobs)
-    reported = lax.cond(
-        jnp.any(rows.wants_logprobs), lambda: _reported(logits, adjusted, rows, token_ids, max_logprobs),
-        lambda: nothing)
-    wanted = rows.wants_logprobs
-    return SampleOutput(token_ids, *(
-        jnp.where(wanted.reshape(-1, *[1] * (values.ndim - 1)), values, 0) for values in reported))
+def _processed(logits: Float[Array, "B V"], raw: Float[Array, "B V"] | None, rows: SamplingRows, sampled: SampledRows,
+               wanted: Bool[Array, " B"], *, k: int) -> tuple[Array, ...]:
+    """What ``SampleOutput`` holds besides the tokens, in a batch of which some want the processed distribution."""
+    values, normalizer, kept_mass = kept_distribution(logits, rows, sampled.limit_value, sampled.limit_token)
+    of_tokens = report(values, normalizer, sampled.token_ids, k)
+    ids = jnp.concatenate([jnp.maximum(sampled.token_ids, 0)[:, None], of_tokens.top_ids], axis=1)
+    raw_values = logits if raw is None else raw
+    raw_logprobs = logprobs_at(ids, raw_values, log_normalizer(raw_values))
+    old = sampled.logprobs
+    new = (*of_tokens, raw_logprobs[:, 0], raw_logprobs[:, 1:], kept_mass)
+    return jax.tree.map(functools.partial(_where, wanted), new,
+                        (*old, old.logprob, old.top_logprobs, jnp.zeros_like(kept_mass)))
 
 
 def _adjust(
@@ -149,41 +160,5 @@ def _adjust(
     return adjusted if mask is None else apply_mask(adjusted, mask)
 
 
-def _reported(
-    logits: Float[Array, "B V"], adjusted: Float[Array, "B V"], rows: SamplingRows, token_ids: Int[Array, " B"], k: int
-) -> tuple[Array, ...]:
-    raw = normalize(logits)
-
-    def chosen_distributions() -> tuple[Normalized, Array]:
-        processed, kept_mass = normalize_kept(adjusted, rows)
-        wanted = rows.wants_processed
-        return jax.tree.map(
-            lambda new, old: jnp.where(wanted.reshape(-1, *[1] * (new.ndim - 1)), new, old),
-            (processed, kept_mass), (raw, jnp.zeros_like(kept_mass)))
-
-    distribution, kept_mass = lax.cond(
-        jnp.any(rows.wants_processed), chosen_distributions, lambda: (raw, jnp.zeros(logits.shape[0], jnp.float32)))
-    of_tokens = report(distribution, token_ids, k)
-    ids = jnp.concatenate([jnp.maximum(token_ids, 0)[:, None], of_tokens.top_ids], axis=1)
-    raw_logprobs = raw.at(ids)
-    return (*of_tokens, raw_logprobs[:, 0], raw_logprobs[:, 1:], kept_mass)
-
-
-def _scores(logits: Float[Array, "B V"], rows: SamplingRows) -> Float[Array, "B V"]:
-    """What the draw takes the argmax of: logits in greedy rows, else scaled logits plus noise (Gumbel-max)."""
-    noise = gumbel_rows(*rows.noise_words, logits.shape[-1])
-    scores = jnp.where(rows.greedy[:, None], logits, scale(logits, rows) + noise)
-    # Apart from what consumes them, so that every variant computes the same bits.
-    return lax.optimization_barrier(scores)
-
-
-def _checked(
-    logits: Float[Array, "B V"], token_ids: Int[Array, " B"], best: Float[Array, " B"]
-) -> Int[Array, " B"]:
-    return jnp.where(jnp.isfinite(best) & ~holds_nan_or_inf(logits), token_ids, NO_TOKEN)
-
-
-def _no_logprobs(logits: Float[Array, "B V"], max_logprobs: int) -> tuple[Array, ...]:
-    rows, vocab_size = logits.shape
-    one, top = jnp.zeros(rows, jnp.float32), jnp.zeros((rows, min(max_logprobs, vocab_size)), jnp.float32)
-    return one, one.astype(jnp.int32), top.astype(jnp.int32), top, one, top, one
+def _where(condition: Bool[Array, " B"], values: Array, others: Array | float = 0) -> Array:
+    return jnp.where(condition.reshape(-1, *[1] * (values.ndim - 1)), values, others)

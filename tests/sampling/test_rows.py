@@ -89,18 +89,18 @@ def test_rows_hold_each_slots_parameters_in_the_order_asked_for():
     assert rows.slot.tolist() == [0, 3] + [5] * 6
     assert rows.position.tolist()[:2] == [8, 13]
     assert rows.temperature.tolist() == [1, 0.5] + [1] * 6
-    assert rows.greedy.tolist() == [True, False] + [True] * 6
+    assert rows.draws.greedy.tolist() == [True, False] + [True] * 6
     assert rows.num_prompt.tolist()[:2] == [2, 10]
-    assert rows.top_p.tolist() == [1, 0.25] + [1] * 6
-    assert rows.top_k.tolist() == [0, 9] + [0] * 6
-    assert rows.log_min_p.tolist() == [-np.inf, np.float32(np.log(0.125))] + [-np.inf] * 6
+    assert rows.draws.top_p.tolist() == [1, 0.25] + [1] * 6
+    assert rows.draws.top_k.tolist() == [0, 9] + [0] * 6
+    assert rows.draws.log_min_p.tolist() == [-np.inf, np.float32(np.log(0.125))] + [-np.inf] * 6
     assert rows.repetition_penalty.tolist() == [1, 1.5] + [1] * 6
     assert rows.frequency_penalty.tolist()[:2] == [0, 0.75]
     assert rows.presence_penalty.tolist()[:2] == [0, -1]
     assert rows.stops_masked.tolist() == [False, True] + [False] * 6
-    for flag in (rows.uses_state, rows.uses_penalties, rows.uses_filter, rows.wants_logprobs):
+    for flag in (rows.uses_state, rows.uses_penalties, rows.wants_logprobs):
         assert flag.tolist() == [False, True] + [False] * 6
-    high, low, sample, position = rows.noise_words
+    high, low, sample, position = rows.draws.noise_words
     assert (int(high[1]) << 32) + int(low[1]) == MAX_SEED - 1
     assert int(sample[1]) == 6
     assert int(position[1]) == 13

@@ -26,8 +26,8 @@ from jaxllm.sampling import (
     slot_row,
     variant_of,
 )
-from jaxllm.sampling.noise import gumbel_rows
 from jaxllm.sampling_params import SamplingParams
+from pallas_kernels.sampling.noise import gumbel_rows
 
 V = 331
 SLOTS = 64
@@ -119,7 +119,7 @@ def test_huge_temperature_is_uniform_over_what_is_possible():
 def test_a_plain_draw_is_the_argmax_of_scaled_logits_plus_noise():
     logits, params = logits_for(16), [SamplingParams(temperature=t) for t in np.linspace(0.2, 3, 16)]
     rows = build_rows(params)
-    noise = np.asarray(gumbel_rows(*jax.tree.map(jnp.asarray, rows).noise_words, V))
+    noise = np.asarray(gumbel_rows(*jax.tree.map(jnp.asarray, rows).draws.noise_words, V))
     expected = (logits / np.array([[p.temperature] for p in params]) + noise).argmax(-1)
     assert np.array_equal(run(logits, rows, None, Variant.SAMPLED)[1].token_ids, expected)
 
@@ -127,7 +127,7 @@ def test_a_plain_draw_is_the_argmax_of_scaled_logits_plus_noise():
 def test_a_full_draw_is_the_argmax_over_what_the_float64_oracle_keeps():
     params = OPTIONS
     logits, state, rows = logits_for(16), full_state(params), build_rows(params)
-    noise = np.asarray(gumbel_rows(*jax.tree.map(jnp.asarray, rows).noise_words, V))
+    noise = np.asarray(gumbel_rows(*jax.tree.map(jnp.asarray, rows).draws.noise_words, V))
     _, output = run(logits, rows, state, Variant.FULL)
     for row, one in enumerate(params):
         history = (PROMPT, OUTPUT) if needs_state(one) else ([], [])

@@ -10,8 +10,10 @@ namespace {
 
 constexpr int64_t kLanes = 16;
 constexpr int64_t kBlock = 16 * kLanes;  // tokens whose maxima, one per lane, are kept
-constexpr float kWeightShift = 40;       // the largest weight is 2^40
-constexpr double kWeightUnit = 0x1p-40;
+constexpr double kWeightUnit = 0x1p-40;   // the largest weight is 2^40
+constexpr int kLimits = 8;
+// Distances from the best, in nats, within which the mass is told when all of it is summed.
+constexpr float kReach[kLimits] = {1, 2.5, 4, 5.5, 7, 8.5, 10, 12};
 constexpr int kDigit = 11;  // bits by which a selection narrows in one pass
 constexpr float kMinusInfinity = -__builtin_inff();
 constexpr float kLowestFinite = -0x1.fffffep127f;
@@ -92,22 +94,24 @@ struct Scratch {
 
 // The first token in the order of preference with which the weights of those up to it reach the goal, which must be
 // within (0, sum of the weights]. By the digits of how far a token's value lies below the largest.
+// Among all tokens, or the first `num_members` of `scratch.members`, indices in ascending order.
 template <class Weight>
-Token last_reaching(const Tokens& tokens, uint64_t goal, const Weight& weight, const Scratch& scratch) {
+Token last_reaching(const Tokens& tokens, uint64_t goal, const Weight& weight, const Scratch& scratch,
+                    int64_t num_members = -1) {
+  bool narrowed = num_members >= 0;
+  int64_t count = narrowed ? num_members : tokens.size;
+  const auto member = [&](int64_t i) -> int64_t { return narrowed ? scratch.members[i] : i; };
   uint32_t top = 0, bottom = ~uint32_t{0};
-  for (int64_t i = 0; i < tokens.size; ++i) {
-    const uint32_t key = ordered(tokens.value[i]);
+  for (int64_t i = 0; i < count; ++i) {
+    const uint32_t key = ordered(tokens.value[member(i)]);
     top = key > top ? key : top;
     bottom = key < bottom ? key : bottom;
   }
   int bits = top == bottom ? 0 : 32 - __builtin_clz(top - bottom);
-  int64_t count = tokens.size;
-  bool narrowed = false;
-  while (bits > 0) {
+  while (bits > 0 && count > 1) {
     const int width = bits < kDigit ? bits : kDigit, shift = bits - width;
     const uint32_t mask = (uint32_t{1} << width) - 1;
     const auto digit = [&](int64_t i) { return (top - ordered(tokens.value[i])) >> shift & mask; };
-    const auto member = [&](int64_t i) -> int64_t { return narrowed ? scratch.members[i] : i; };
     std::memset(scratch.histogram, 0, sizeof(uint64_t) << width);
     for (int64_t i = 0; i < count; ++i) scratch.histogram[digit(member(i))] += weight(member(i));
     uint32_t found = 0;
@@ -123,12 +127,59 @@ Token last_reaching(const Tokens& tokens, uint64_t goal, const Weight& weight, c
     bits = shift;
   }
   for (int64_t i = 0; i + 1 < count; ++i) {  // all equal: ids decide
-    const int64_t m = narrowed ? scratch.members[i] : i;
+    const int64_t m = member(i);
     if (weight(m) >= goal) return {tokens.value[m], tokens.id[m]};
     goal -= weight(m);
   }
-  const int64_t m = narrowed ? scratch.members[count - 1] : count - 1;
+  const int64_t m = member(count - 1);
   return {tokens.value[m], tokens.id[m]};
+}
+
+// The same for many tokens with the weights of `scratch.weights`: cuts the range of their values into eighths, so that
+// few have to be looked at one by one.
+Token last_by_weight(const Tokens& tokens, uint64_t goal, float top, const Scratch& scratch) {
+  const auto weight = [&](int64_t i) { return scratch.weights[i]; };
+  constexpr int64_t kFew = 256, kMany = 4096;
+  if (tokens.size <= kFew) return last_reaching(tokens, goal, weight, scratch);
+  float bottom = top;
+  for (int64_t i = 0; i < tokens.size; ++i) bottom = tokens.value[i] < bottom ? tokens.value[i] : bottom;
+  // Below `above`, of which all are within the goal, and down to `bottom`, with which it is reached.
+  float above = -kMinusInfinity, from = top;
+  uint64_t passed = 0;
+  for (int round = 0; round < (tokens.size > kMany ? 2 : 1); ++round) {
+    float limits[kLimits];
+    for (int j = 0; j < kLimits; ++j) limits[j] = from + (bottom - from) * (static_cast<float>(j + 1) / kLimits);
+    limits[kLimits - 1] = bottom;
+    uint64_t masses[kLimits];
+    __m512i sums[kLimits];
+    for (auto& sum : sums) sum = _mm512_setzero_si512();
+    for (int64_t i = 0; i < tokens.size; i += kLanes) {
+      const __m512 values = _mm512_mask_loadu_ps(set1(kMinusInfinity), lanes(tokens.size - i), tokens.value + i);
+      const __m512i low = _mm512_loadu_si512(scratch.weights + i), high = _mm512_loadu_si512(scratch.weights + i + 8);
+      for (int j = 0; j < kLimits; ++j) {
+        const __mmask16 in = _mm512_cmp_ps_mask(values, set1(limits[j]), _CMP_GE_OQ);
+        sums[j] = _mm512_mask_add_epi64(sums[j], static_cast<__mmask8>(in), sums[j], low);
+        sums[j] = _mm512_mask_add_epi64(sums[j], static_cast<__mmask8>(in >> 8), sums[j], high);
+      }
+    }
+    for (int j = 0; j < kLimits; ++j) masses[j] = static_cast<uint64_t>(_mm512_reduce_add_epi64(sums[j]));
+    int found = 0;
+    while (found < kLimits - 1 && masses[found] < goal) ++found;
+    bottom = limits[found];
+    if (found > 0) {
+      above = from = limits[found - 1];
+      passed = masses[found - 1];
+    }
+  }
+  int64_t count = 0;
+  for (int64_t i = 0; i < tokens.size; i += kLanes) {
+    const __m512 values = _mm512_mask_loadu_ps(set1(kMinusInfinity), lanes(tokens.size - i), tokens.value + i);
+    const __mmask16 in = static_cast<__mmask16>(_mm512_cmp_ps_mask(values, set1(bottom), _CMP_GE_OQ) &
+                                                _mm512_cmp_ps_mask(values, set1(above), _CMP_LT_OQ));
+    _mm512_storeu_si512(scratch.members + count, _mm512_maskz_compress_epi32(in, ids_from(i)));
+    count += __builtin_popcount(in);
+  }
+  return last_reaching(tokens, goal - passed, weight, scratch, count);
 }
 
 class Row {
@@ -213,23 +264,31 @@ class Row {
     }
   }
 
-  // The sum of all weights at a temperature's reciprocal; collects on the way those scaled to at least `from`.
-  template <bool kCollect>
-  uint64_t total(float reciprocal, float from = 0) {
-    Tokens& tokens = scratch_.tokens;
-    if (kCollect) tokens.size = 0;
+  // The sum of all weights at a temperature's reciprocal; on the way, about what part of it lies within each `kReach`.
+  template <bool kWithin>
+  uint64_t total(float reciprocal, float* within = nullptr) {
+    if (!kWithin && reciprocal == 1 && has_total_) return total_;
     __m512i low = _mm512_setzero_si512(), high = low;
+    __m512 sums[kLimits];
+    for (auto& sum : sums) sum = _mm512_setzero_ps();
     for (int64_t i = 0; i < vocab_; i += kLanes) {
-      const __m512 values = load(i), exponents = scaled(values, reciprocal);
-      if (kCollect) {
-        const __mmask16 chosen = _mm512_cmp_ps_mask(exponents, set1(from), _CMP_GE_OQ);
-        if (chosen) tokens.append(chosen, values, ids_from(i));
-      }
-      const __m512 weights = scaled_exp(exponents, kWeightShift);
+      const __m512 exponents = scaled(load(i), reciprocal), weights = weight_of(exponents);
       low = _mm512_add_epi64(low, low_weights(weights));
       high = _mm512_add_epi64(high, high_weights(weights));
+      if (!kWithin) continue;
+      for (int j = 0; j < kLimits; ++j) {
+        const __mmask16 in = _mm512_cmp_ps_mask(exponents, set1(-kReach[j]), _CMP_GE_OQ);
+        sums[j] = _mm512_mask_add_ps(sums[j], in, sums[j], weights);
+      }
     }
-    return static_cast<uint64_t>(_mm512_reduce_add_epi64(_mm512_add_epi64(low, high)));
+    const uint64_t total = static_cast<uint64_t>(_mm512_reduce_add_epi64(_mm512_add_epi64(low, high)));
+    if (kWithin)
+      for (int j = 0; j < kLimits; ++j) within[j] = _mm512_reduce_add_ps(sums[j]) / static_cast<float>(total);
+    if (reciprocal == 1) {
+      total_ = total;
+      has_total_ = true;
+    }
+    return total;
   }
 
   // The sum of the collected tokens' weights, which are kept.
@@ -239,7 +298,7 @@ class Row {
     for (int64_t i = 0; i < tokens.size; i += kLanes) {
       const __mmask16 used = lanes(tokens.size - i);
       const __m512 values = _mm512_mask_loadu_ps(set1(kMinusInfinity), used, tokens.value + i);
-      const __m512 weights = scaled_exp(scaled(values, reciprocal), kWeightShift);
+      const __m512 weights = weight_of(scaled(values, reciprocal));
       const __m512i low = low_weights(weights), high = high_weights(weights);
       _mm512_storeu_si512(scratch_.weights + i, low);
       _mm512_storeu_si512(scratch_.weights + i + 8, high);
@@ -379,6 +438,8 @@ class Row {
   Scratch& scratch_;
   float best_;
   bool ordinary_;
+  uint64_t total_ = 0;  // of the weights at temperature 1
+  bool has_total_ = false;
 };
 
 struct Filters {
@@ -390,13 +451,12 @@ struct Filters {
 
 // Collects what the filters keep.
 void apply(const Filters& f, Row& row, Scratch& scratch, int64_t vocab) {
-  constexpr float kLikely = 8;  // a first guess at how far below the best, in nats, top-p reaches
   const Tokens& tokens = scratch.tokens;
   const auto goal = [&](uint64_t total) {
     const double mass = std::ceil(static_cast<double>(f.top_p) * static_cast<double>(total));
     return mass < 1 ? uint64_t{1} : static_cast<uint64_t>(mass);
   };
-  const auto weight = [&](int64_t i) { return scratch.weights[i]; };
+  const auto keep = [&](uint64_t wanted) { row.keep_up_to(last_by_weight(tokens, wanted, row.best(), scratch)); };
   if (f.top_k > 0 || f.log_min_p > kMinusInfinity) {
     if (f.top_k > 0) {
       row.collect_top(f.top_k < vocab ? f.top_k : vocab);
@@ -404,21 +464,19 @@ void apply(const Filters& f, Row& row, Scratch& scratch, int64_t vocab) {
       row.collect_scaled(f.log_min_p, f.reciprocal);
     }
     if (f.top_k > 0 && f.log_min_p > kMinusInfinity) row.keep_from(f.log_min_p, f.reciprocal);
-    if (f.top_p < 1) row.keep_up_to(last_reaching(tokens, goal(row.weigh(f.reciprocal)), weight, scratch));
+    if (f.top_p < 1) keep(goal(row.weigh(f.reciprocal)));
     return;
   }
-  const uint64_t total = row.total<true>(f.reciprocal, -kLikely), wanted = goal(total);
-  if (row.weigh(f.reciprocal) < wanted) {
-    // All that lie further than this below the best have less than 1 - top_p together.
-    const double missing = (1 - static_cast<double>(f.top_p)) * (static_cast<double>(total) * kWeightUnit);
-    const float reach = static_cast<float>(std::log(static_cast<double>(vocab) / missing)) + 0.1f;
-    row.collect_scaled(-reach, f.reciprocal);
-    if (row.weigh(f.reciprocal) < wanted) {
-      row.collect(kLowestFinite);
-      row.weigh(f.reciprocal);
-    }
+  float within[kLimits];
+  const uint64_t wanted = goal(row.total<true>(f.reciprocal, within));
+  int reach = 0;
+  while (reach < kLimits && within[reach] < f.top_p + 1e-4f) ++reach;
+  if (reach < kLimits) row.collect_scaled(-kReach[reach], f.reciprocal);
+  if (reach == kLimits || row.weigh(f.reciprocal) < wanted) {
+    row.collect(kLowestFinite);
+    row.weigh(f.reciprocal);
   }
-  row.keep_up_to(last_reaching(tokens, wanted, weight, scratch));
+  keep(wanted);
 }
 
 float log_of(uint64_t total) { return static_cast<float>(std::log(static_cast<double>(total) * kWeightUnit)); }

@@ -13,19 +13,19 @@ constexpr float kLargestGumbel = 22.9f;  // above -log of the smallest uniform n
 
 inline __m512 set1(float x) { return _mm512_set1_ps(x); }
 
-// 2^shift e^x for x <= 0, relative error below 1e-7; e^0 is exactly 1. Below e^-104 the result is that of e^-104.
-inline __m512 scaled_exp(__m512 x, float shift) {
+// 2^40 e^x for x <= 0, relative error below 1.5e-7; 2^40 exactly for x = 0. Below e^-104 the result is that of e^-104.
+inline __m512 weight_of(__m512 x) {
   x = _mm512_max_ps(x, set1(-104.0f));
   const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, set1(1.44269504088896341f)), _MM_FROUND_TO_NEAREST_INT);
   __m512 r = _mm512_fnmadd_ps(n, set1(0x1.62e4p-1f), x);  // ln 2 in two parts, the first of few digits
   r = _mm512_fnmadd_ps(n, set1(0x1.7f7d1cp-20f), r);
-  __m512 p = set1(0x1.6db4e2p-10f);
-  p = _mm512_fmadd_ps(p, r, set1(0x1.123be0p-7f));
-  p = _mm512_fmadd_ps(p, r, set1(0x1.55545ep-5f));
-  p = _mm512_fmadd_ps(p, r, set1(0x1.55548ep-3f));
-  p = _mm512_fmadd_ps(p, r, set1(0.5f));
-  p = _mm512_fmadd_ps(_mm512_mul_ps(r, r), p, r);
-  return _mm512_scalef_ps(_mm512_add_ps(p, set1(1.0f)), _mm512_add_ps(n, set1(shift)));
+  __m512 p = set1(0x1.6db4e2p30f);
+  p = _mm512_fmadd_ps(p, r, set1(0x1.123be0p33f));
+  p = _mm512_fmadd_ps(p, r, set1(0x1.55545ep35f));
+  p = _mm512_fmadd_ps(p, r, set1(0x1.55548ep37f));
+  p = _mm512_fmadd_ps(p, r, set1(0x1p39f));
+  const __m512 line = _mm512_fmadd_ps(r, set1(0x1p40f), set1(0x1p40f));
+  return _mm512_scalef_ps(_mm512_fmadd_ps(_mm512_mul_ps(r, r), p, line), n);
 }
 
 // log(x) for positive normal x, error below 1.5 units in the last place.

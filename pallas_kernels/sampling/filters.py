@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxllm.sampling.reductions import argmax, count, top_k
-from jaxllm.sampling.rows import SamplingRows
 from pallas_kernels.reductions import isolated_exp, row_sum
+from pallas_kernels.sampling.api import DrawParameters
+from pallas_kernels.sampling.reductions import argmax, count, top_k
 
 SHORT_LIST = 64
 """Up to this k, top-k reads its threshold off the sorted best; beyond, it bisects."""
@@ -34,23 +34,23 @@ def preceding(x: Float[Array, "B V"], value: Float[Array, " B"], token: Int[Arra
     return (x > value) | ((x == value) & (_ids(x) < token))
 
 
-def scale(logits: Float[Array, "B V"], rows: SamplingRows) -> Float[Array, "B V"]:
+def scale(logits: Float[Array, "B V"], draws: DrawParameters) -> Float[Array, "B V"]:
     """``(logits - max) / temperature``: with the largest at 0, no temperature overflows."""
-    scaled = (logits - jnp.max(logits, axis=-1, keepdims=True)) / rows.temperature[:, None]
+    scaled = (logits - jnp.max(logits, axis=-1, keepdims=True)) / draws.temperature[:, None]
     return lax.optimization_barrier(scaled)  # or it may be contracted with what is added to it, in some programs
 
 
 def draw_filtered(
-    logits: Float[Array, "B V"], scores: Float[Array, "B V"], rows: SamplingRows
+    logits: Float[Array, "B V"], scores: Float[Array, "B V"], draws: DrawParameters
 ) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
     """The best-scored token, and its score, among those that each row's filters keep."""
-    scaled = scale(logits, rows)
+    scaled = scale(logits, draws)
     with jax.named_scope("top_k_min_p"):
-        kept = _kept_by_top_k_min_p(logits, scaled, rows)
+        kept = _kept_by_top_k_min_p(logits, scaled, draws)
         scores = lax.optimization_barrier(jnp.where(kept, scores, -jnp.inf))
     return lax.cond(
-        jnp.any(rows.top_p < 1),
-        lambda: draw_top_p(logits, scaled, scores, rows.top_p),
+        jnp.any(draws.top_p < 1),
+        lambda: draw_top_p(logits, scaled, scores, draws.top_p),
         lambda: argmax(scores),
     )
 
@@ -142,29 +142,37 @@ def _last_reaching(
     return value, token
 
 
-def kept_tokens(
-    logits: Float[Array, "B V"], rows: SamplingRows
-) -> tuple[Bool[Array, "B V"], Float[Array, "B V"]]:
-    """Which tokens each row's filters keep, the very set that ``draw_filtered`` draws from, and the scaled logits."""
-    scaled = scale(logits, rows)
+def last_kept(
+    logits: Float[Array, "B V"], draws: DrawParameters
+) -> tuple[Float[Array, " B"], Int[Array, " B"]]:
+    """The (logit, id) of the last token of the very set that ``draw_filtered`` draws from."""
+    kept = kept_tokens(logits, draws) & (logits > -jnp.inf)
+    value = jnp.min(jnp.where(kept, logits, jnp.inf), axis=-1)
+    tied = kept & (logits == value[:, None])
+    return value, jnp.max(jnp.where(tied, _ids(logits), -1), axis=-1)
+
+
+def kept_tokens(logits: Float[Array, "B V"], draws: DrawParameters) -> Bool[Array, "B V"]:
+    """Which tokens each row's filters keep."""
+    scaled = scale(logits, draws)
     with jax.named_scope("kept_tokens"):
-        kept = _kept_by_top_k_min_p(logits, scaled, rows)
-        weights, target = _top_p_weights(jnp.where(kept, scaled, -jnp.inf), rows.top_p)
+        kept = _kept_by_top_k_min_p(logits, scaled, draws)
+        weights, target = _top_p_weights(jnp.where(kept, scaled, -jnp.inf), draws.top_p)
 
         def within_top_p() -> Array:
-            off = rows.top_p >= 1
+            off = draws.top_p >= 1
             value, token = _last_reaching(
                 logits, lambda mask: row_sum(jnp.where(mask, weights, 0)), target, off, stop_when_equal=False)
             return kept & (preceding(logits, value, token + 1) | off[:, None])
 
-        return lax.cond(jnp.any(rows.top_p < 1), within_top_p, lambda: kept), scaled
+        return lax.cond(jnp.any(draws.top_p < 1), within_top_p, lambda: kept)
 
 
 def _kept_by_top_k_min_p(
-    logits: Float[Array, "B V"], scaled: Float[Array, "B V"], rows: SamplingRows
+    logits: Float[Array, "B V"], scaled: Float[Array, "B V"], draws: DrawParameters
 ) -> Bool[Array, "B V"]:
-    value, token = last_of_top_k(logits, rows.top_k)
-    return preceding(logits, value, token + 1) & (scaled >= rows.log_min_p[:, None])
+    value, token = last_of_top_k(logits, draws.top_k)
+    return preceding(logits, value, token + 1) & (scaled >= draws.log_min_p[:, None])
 
 
 def _top_p_weights(scaled: Float[Array, "B V"], top_p: Float[Array, " B"]) -> tuple[Float[Array, "B V"], Array]:

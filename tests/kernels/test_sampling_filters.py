@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampling.oracle import build_rows, kept_range, preference
 
-from jaxllm.sampling.filters import SHORT_LIST, draw_filtered, last_of_top_k, preceding
 from jaxllm.sampling_params import SamplingParams
+from pallas_kernels.sampling import DrawParameters
+from pallas_kernels.sampling.filters import SHORT_LIST, draw_filtered, last_of_top_k, preceding
 
 draw = jax.jit(draw_filtered)
 
@@ -26,6 +27,10 @@ def up_to_last_of_top_k(logits: jax.Array, k: jax.Array) -> jax.Array:
     return preceding(logits, value, token + 1)
 
 
+def draws_of(params: list[SamplingParams]) -> DrawParameters:
+    return jax.tree.map(np.asarray, jax.tree.map(jax.numpy.asarray, build_rows(params)).draws)
+
+
 def kept_counts(logits: np.ndarray, params: list[SamplingParams]) -> np.ndarray:
     """How many tokens each row's filters keep."""
     orders = [preference(row) for row in logits]
@@ -33,7 +38,7 @@ def kept_counts(logits: np.ndarray, params: list[SamplingParams]) -> np.ndarray:
     for row, order in enumerate(orders):
         scores[row, order] = np.arange(len(order))
     scores[logits == -np.inf] = -np.inf  # as the sampler's are
-    tokens, _ = draw(logits, scores, build_rows(params))
+    tokens, _ = draw(logits, scores, draws_of(params))
     return np.array([1 + int(np.flatnonzero(order == token)[0]) for order, token in zip(orders, tokens, strict=True)])
 
 
@@ -98,7 +103,7 @@ def test_top_k_of_a_single_possible_token():
     logits = np.full((8, 97), -np.inf, np.float32)
     logits[:, 33] = -5.0
     for params in (SamplingParams(top_k=5), SamplingParams(top_k=90), SamplingParams(top_p=0.5, min_p=0.5)):
-        tokens, best = draw(logits, logits, build_rows([params] * 8))
+        tokens, best = draw(logits, logits, draws_of([params] * 8))
         assert (np.asarray(tokens) == 33).all()
         assert np.isfinite(best).all()
 
@@ -137,10 +142,10 @@ def test_rows_of_nothing_but_nan_or_infinity_end_and_leave_neighbours_alone(valu
     logits = rng.normal(size=(8, 97)).astype(np.float32)
     scores = rng.normal(size=(8, 97)).astype(np.float32)
     params = [SamplingParams(top_k=k, top_p=p, min_p=0.01) for k in (5, 80) for p in (0.5, 1.0)] * 2
-    expected, _ = draw(logits, scores, build_rows(params))
+    expected, _ = draw(logits, scores, draws_of(params))
     logits[3] = value
     scores[3] = value
-    tokens, best = draw(logits, scores, build_rows(params))
+    tokens, best = draw(logits, scores, draws_of(params))
     others = np.arange(8) != 3
     assert np.array_equal(np.asarray(tokens)[others], np.asarray(expected)[others])
     assert 0 <= int(tokens[3]) < 97

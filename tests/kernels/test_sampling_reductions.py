@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxllm.sampling.reductions import argmax, count, holds_nan_or_inf, top_k
 from pallas_kernels.reductions import isolated_exp, row_sum
+from pallas_kernels.sampling.reductions import argmax, count, holds_nan_or_inf, top_k
 
 WIDTHS = [1, 31, 6401, *(pytest.param(width, marks=pytest.mark.sweep) for width in (5, 16, 257, 1000, 2048))]
 

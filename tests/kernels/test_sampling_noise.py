@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxllm.sampling.noise import gumbel, gumbel_rows, threefry2x32, token_bits
+from pallas_kernels.sampling.noise import gumbel, gumbel_rows, threefry2x32, token_bits
 
 
 def word(value: int) -> jax.Array:
