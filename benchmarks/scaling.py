@@ -131,6 +131,14 @@ def context_lengths(longest: int) -> list[int]:
     return [*(length for length in lengths if length < longest), longest]
 
 
+def numbers(text: str) -> list[int]:
+    """Integers separated by commas."""
+    try:
+        return [int(part) for part in text.split(",") if part]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: integers separated by commas") from None
+
+
 def report(loads: Sequence[Load], contexts: Sequence[Context]) -> str:
     """Both tables."""
     parts = []
@@ -152,8 +160,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", default="SmolLM2-135M-Instruct", help="as for LLM (default: %(default)s)")
     parser.add_argument("--dtype", default="auto", help="as for LLM (default: %(default)s)")
     parser.add_argument("--workload", default="W2b", help="whose first requests run together (default: %(default)s)")
-    parser.add_argument("--requests", default="1,4,16,64,256", help="how many; empty for none (default: %(default)s)")
-    parser.add_argument("--contexts", help="lengths; empty for none (default: powers of two up to the model's context)")
+    parser.add_argument("--requests", type=numbers, default="1,4,16,64,256",
+                        help="how many; empty for none (default: %(default)s)")
+    parser.add_argument("--contexts", type=numbers,
+                        help="lengths; empty for none (default: powers of two up to the model's context)")
     parser.add_argument("--repeat", type=int, default=3, help="timed runs of each (default: %(default)s)")
     parser.add_argument("--kv-cache-bytes", default="1G", help="as for LLM (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
@@ -161,13 +171,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.repeat < 1:
         parser.error(f"--repeat={chosen.repeat}: at least 1")
     try:
-        counts = [int(text) for text in chosen.requests.split(",") if text]
-        lengths = None if chosen.contexts is None else sorted(int(text) for text in chosen.contexts.split(",") if text)
         requests = load_workload(chosen.workload).requests
-    except (ValueError, JaxLLMError) as error:
+    except JaxLLMError as error:
         parser.error(str(error))
+    counts: list[int] = chosen.requests
     if not all(1 <= count <= len(requests) for count in counts):
-        parser.error(f"--requests={chosen.requests}: numbers from 1 to the {len(requests)} of {chosen.workload}")
+        parser.error(f"--requests={counts}: numbers from 1 to the {len(requests)} of {chosen.workload}")
 
     from jaxllm import LLM
 
@@ -176,9 +185,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                                "max_num_seqs": max([*counts, 1]), "speculative_config": None}
     llm = LLM(chosen.model, **options)
     longest = llm.engine.config.max_model_len
-    lengths = context_lengths(longest) if lengths is None else lengths
+    lengths = context_lengths(longest) if chosen.contexts is None else sorted(chosen.contexts)
     if not all(2 * DECODED <= length <= longest for length in lengths):
-        parser.error(f"--contexts={chosen.contexts}: numbers from {2 * DECODED} to {longest}")
+        parser.error(f"--contexts={lengths}: numbers from {2 * DECODED} to {longest}")
     loads = []
     for count in counts:
         print(f"{count} requests ...", file=sys.stderr)

@@ -99,7 +99,7 @@ def test_a_group_becomes_one_parameter_per_field():
     assert seen == [(Group(5, "x"), True)]
 
 
-@pytest.mark.parametrize("command", ["generate", "chat", "info", "batch"])
+@pytest.mark.parametrize("command", ["generate", "chat", "info", "batch", "bench"])
 def test_the_help_of_a_switch_names_no_type_as_if_a_value_followed(run, command):
     typed = [line for line in run(command, "--help").stdout.splitlines() if "<bool>" in line]
     assert [line for line in typed if "--help" not in line] == []

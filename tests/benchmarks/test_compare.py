@@ -1,0 +1,211 @@
+"""``compare.py`` with engines that run no model: who runs when, what is compared, what becomes of failures."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from pathlib import Path
+
+import compare
+import compare_runs
+import pytest
+from compare_rows import ROWS, judge
+from compare_runs import PLANS, START, Results, Session, compare_workload
+from harness import load_workload
+from peers import engines as known
+from peers.engines import HF, LLAMACPP_Q4, OPENVINO, OURS, PLAIN, VLLM, WIDE, EngineSpec, find_engines
+from tiny_checkpoint import write_tiny_checkpoint, write_workload
+
+FAKE = str(Path(__file__).parent / "fake_engine.py")
+PEERS = str(Path(known.__file__).parent)
+
+
+def fake(name, per_token, **options):
+    return EngineSpec(name, f"fake {name}", Path(sys.executable), FAKE, {"per_token": per_token, **options},
+                      {"PYTHONPATH": PEERS})
+
+
+def specs_of(*fakes):
+    """The fakes in place of all other engines, which are missing."""
+    absent = find_engines(None, "model", "float32")
+    return {**{name: dataclasses.replace(spec, missing=spec.missing or "not in this test")
+               for name, spec in absent.items()}, **{spec.name: spec for spec in fakes}}
+
+
+@pytest.fixture
+def measured(tmp_path):
+    """Run workloads on fakes: ``measured(["W1"], fake(...), repeat=2)`` gives results and engines."""
+    def run(workloads, *fakes, repeat=2, timeout=30):
+        specs = specs_of(*fakes)
+        return compare.run(workloads, list(specs), specs, repeat, tmp_path, timeout), specs
+    return run
+
+
+def row(name, peer=None):
+    return next(each for each in ROWS if each.name == name and (peer is None or each.theirs[0][0] == peer))
+
+
+def test_speeds_are_those_that_the_engines_report(measured):
+    results, _ = measured(["W1"], fake(OURS, 0.01), fake(HF, 0.02))
+    for engine, per_token in ((OURS, 0.01), (HF, 0.02)):
+        key = (engine, "W1", "cold")
+        assert len(results.runs[key]) == 2
+        assert results.median(key, "ttft") == pytest.approx(128 * per_token)
+        assert results.median(key, "decode_rate") == pytest.approx(1 / per_token)
+        assert results.median(key, "output_rate") == pytest.approx(1 / per_token)
+        assert results.versions[engine] == "fake 1"
+
+
+def test_engines_take_turns_and_begin_with_another_one_each_time(tmp_path, capsys):
+    specs, results = specs_of(fake(OURS, 0.01), fake(HF, 0.02), fake(VLLM, 0.03)), Results()
+    with Session(specs, tmp_path, 30, results) as session:
+        compare_workload(session, results, "W1", [OURS, HF, VLLM], specs, 2)
+    said = [line.split(": ")[1].split(",")[0] for line in capsys.readouterr().err.splitlines()]
+    assert said == [OURS, HF, VLLM, HF, VLLM, OURS, VLLM, OURS, HF]
+
+
+def test_a_row_is_met_by_its_floor_and_not_below(measured):
+    results, specs = measured(["W1"], fake(OURS, 0.010), fake(HF, 0.013))
+    verdict = judge(row("W1 decode tok/s"), results, specs)
+    assert verdict.ratio == pytest.approx(1.3)
+    results, specs = measured(["W1"], fake(OURS, 0.0101), fake(HF, 0.013))
+    assert judge(row("W1 decode tok/s"), results, specs).met is False
+
+
+def test_the_best_of_several_peers_counts_and_one_that_is_missing_is_named(measured):
+    results, specs = measured(["W2"], fake(OURS, 0.01), fake(VLLM, 0.009), fake(OPENVINO, 0.012))
+    verdict = judge(row("W2 output tok/s", VLLM), results, specs)
+    assert (verdict.peer, verdict.met, verdict.why) == (VLLM, True, "")
+    assert verdict.ratio == pytest.approx(0.9)
+    against = judge(row("W2 output tok/s", LLAMACPP_Q4), results, specs)
+    assert (against.met, against.ratio) == (None, None)
+    assert f"{LLAMACPP_Q4}: neither --peers-root nor $PEERS_ROOT is given" in against.why
+
+
+def test_cold_and_warm_runs_are_told_apart(measured):
+    results, specs = measured(["W3"], fake(OURS, 0.01), fake(VLLM, 0.02))
+    assert results.median((OURS, "W3", "warm"), "output_rate") == pytest.approx(200)
+    assert judge(row("W3 output tok/s, first run"), results, specs).ratio == pytest.approx(2)
+    assert judge(row("W3 output tok/s, second run"), results, specs).ratio == pytest.approx(2)
+
+
+def test_sampling_is_held_against_its_own_greedy_speed_and_prompts_are_counted(measured):
+    results, specs = measured(["W5"], fake(WIDE, 0.01))
+    assert judge(row("W5 output tok/s, sampled/greedy"), results, specs).ratio == pytest.approx(1)
+    once = judge(row("W5 tokens computed per prompt"), results, specs)
+    prompts = sum(len(work.prompt) for work in load_workload("W5").requests)
+    assert (once.ours, once.theirs, once.met) == (prompts, prompts, True)
+
+
+def test_less_is_better_where_times_and_bytes_are_compared(measured):
+    results, specs = measured(["W4"], fake(OURS, 0.02), fake(VLLM, 0.01))
+    verdict = judge(row("W4 TTFT s"), results, specs)
+    assert verdict.ratio == pytest.approx(0.5)
+    assert verdict.met is False
+
+
+def test_starts_are_timed_and_their_memory_is_read(measured, monkeypatch):
+    monkeypatch.setattr(compare_runs, "FILL", "warm")
+    results, specs = measured([START], fake(OURS, 0.01), fake(VLLM, 0.01), repeat=2)
+    large, small = (results.runs[OURS, START, f"{gib} GiB"] for gib in compare_runs.KV_SIZES)
+    assert (len(large), len(small)) == (2, 1)
+    for run in [*large, *small]:
+        assert run["first_token"] > 0
+        assert run["peak_start"] > 1 << 20
+    assert [("peak_batch" in run) for run in large] == [False, True]
+    assert large[1]["peak_batch"] >= large[1]["peak_start"]
+    assert judge(row("start to first token s"), results, specs).ratio > 0
+
+
+@pytest.mark.parametrize(("mistakes", "said"), [
+    ({"2": "dies"}, "ended with status 3"), ({"2": "raises"}, "ValueError: it went wrong"),
+    ({"2": "stops early"}, "generated [127] tokens"), ({"2": "hangs"}, "did not answer within 2 s"),
+])
+def test_an_engine_that_fails_is_named_and_the_others_go_on(measured, mistakes, said):
+    timeout = 2 if "hangs" in mistakes.values() else 30
+    results, specs = measured(["W1"], fake(OURS, 0.01), fake(HF, 0.02, mistakes=mistakes), timeout=timeout)
+    assert said in results.problems[HF, "W1"]
+    assert len(results.runs[OURS, "W1", "cold"]) == 2
+    assert said in judge(row("W1 decode tok/s"), results, specs).why
+
+
+def test_an_engine_that_does_not_start_is_named(measured):
+    results, _ = measured(["W1"], fake(OURS, 0.01), fake(HF, 0.02, refuses="no such model"))
+    assert "RuntimeError: no such model" in results.problems[HF, "W1"]
+
+
+def test_how_many_tokens_are_the_same_is_told(measured):
+    results, _ = measured(["W1"], fake(OURS, 0.01), fake(HF, 0.02, token=8), fake(PLAIN, 0.01))
+    assert results.agreement((HF, "W1", "cold")) == 0
+    assert results.agreement((PLAIN, "W1", "cold")) == 1
+
+
+def test_the_report_has_every_figure_row_and_reason(tmp_path, monkeypatch, capsys):
+    specs = specs_of(fake(OURS, 0.01), fake(PLAIN, 0.02), fake(HF, 0.02, mistakes={"2": "raises"}))
+    monkeypatch.setattr(compare, "find_engines", lambda *_: specs)
+    path = tmp_path / "report.json"
+    status = compare.main(["--workloads", "W1", "--quick", "--logs", str(tmp_path), "--json", str(path)])
+    assert status == 1
+    report, text = json.loads(path.read_text()), capsys.readouterr().out
+    assert {(run["engine"], run["median"]["seconds"]) for run in report["runs"]} == {(OURS, 1.28), (PLAIN, 2.56)}
+    assert [problem["engine"] for problem in report["problems"]] == [HF]
+    assert [each["met"] for each in report["rows"]] == [None]
+    for part in ("100 %", "not measured", f"{VLLM}: vLLM", "MISSING: neither", f"{HF} FAILED at W1: ValueError"):
+        assert part in text
+
+
+@pytest.mark.parametrize("arguments", [
+    ["--engines", "jaxllm,gpt"], ["--workloads", "W1,W77"], ["--repeat", "0"],
+])
+def test_bad_arguments_are_refused_before_any_engine_starts(arguments, monkeypatch, capsys):
+    monkeypatch.setattr(compare, "run", lambda *_: pytest.fail("an engine was started"))
+    with pytest.raises(SystemExit):
+        compare.main(arguments)
+    assert arguments[1].split(",")[-1] in capsys.readouterr().err
+
+
+def test_what_a_missing_peer_lacks_is_named(tmp_path):
+    (tmp_path / "venvs/hf/bin").mkdir(parents=True)
+    (tmp_path / "venvs/hf/bin/python").touch()
+    found = find_engines(tmp_path, "model", "bfloat16")
+    assert found[HF].missing == f"there is no {tmp_path}/models/{known.HF_FOLDER}"
+    (tmp_path / "models" / known.HF_FOLDER).mkdir(parents=True)
+    assert find_engines(tmp_path, "model", "bfloat16")[HF].missing is None
+    assert "venvs/vllm/bin/python" in found[VLLM].missing
+    assert "llama-server" in found[LLAMACPP_Q4].missing
+    assert found[OURS].missing is None
+
+
+def test_no_process_outlives_a_worker(tmp_path):
+    specs, results = specs_of(fake(OURS, 0.01, mistakes={"1": "hangs"})), Results()
+    with Session(specs, tmp_path, 1, results) as session:
+        worker = session.start(OURS)
+        with pytest.raises(compare_runs.EngineFailed):
+            worker.generate(load_workload("W1"))
+        with pytest.raises(ProcessLookupError):
+            os.kill(worker._process.pid, 0)
+
+
+def test_the_driver_of_jaxllm_runs_the_model(tmp_path):
+    """Cold and warm, greedy and with samples, counted tokens, a chosen implementation, a known first step."""
+    model = write_tiny_checkpoint(tmp_path / "model")
+    shared = load_workload(write_workload(tmp_path, [(20, 3), (24, 1), (21, 4)], prefix=17))
+    sizes = {"dtype": "float32", "max_num_seqs": 4, "max_num_batched_tokens": 32, "block_size": 8,
+             "kv_cache_bytes": 200_000}
+    options = {"model": str(model), "llm": sizes, "implementation": "xla", "first_tokens": 20}
+    spec = EngineSpec(OURS, "tiny", Path(sys.executable), "drive_jaxllm.py", options)
+    with Session({OURS: spec}, tmp_path, 120, Results()) as session, session.turn(OURS) as worker:
+        cold, warm = worker.generate(shared), worker.generate(shared, cold=False)
+        assert cold["tokens"] == warm["tokens"]
+        assert cold["computed"] > warm["computed"] >= 3
+        sampled = worker.generate(shared, sampling={"n": 2, "temperature": 1.0, "seed": 1})
+        assert [len(tokens) for tokens in sampled["tokens"]] == [3, 1, 4]
+        for answer in (cold, sampled):
+            assert all(0 < first <= last <= answer["seconds"] for first, last in
+                       zip(answer["first"], answer["last"], strict=True))
+
+
+def test_every_workload_has_a_row():
+    assert {each.ours[1] for each in ROWS} == {*PLANS, START}
