@@ -45,16 +45,22 @@ def instruction_set() -> str:
     return "none" if isinstance(library, str) else INSTRUCTION_SETS[library.pallas_kernels_cpu_instruction_set()]
 
 
+def instruction_sets() -> tuple[str, ...]:
+    """Those that kernels can use here, in ascending order."""
+    library = _load()
+    return () if isinstance(library, str) else INSTRUCTION_SETS[1 : _best(library) + 1]
+
+
 def use_instruction_set(name: str) -> None:
     """Use this instruction set from now on, in programs compiled already as well.
 
     Raises ValueError where the library or the processor lacks it.
     """
     library = _load()
-    best = 0 if isinstance(library, str) else _best(library)
-    _check(name, best, "instruction set")
-    if not isinstance(library, str):
-        library.pallas_kernels_cpu_use_instruction_set(INSTRUCTION_SETS.index(name))
+    if isinstance(library, str):
+        raise ValueError(f"instruction set {name!r}: there are no native kernels here: {library}")
+    _check(name, _best(library), "instruction set")
+    library.pallas_kernels_cpu_use_instruction_set(INSTRUCTION_SETS.index(name))
 
 
 def require(target: str) -> str:

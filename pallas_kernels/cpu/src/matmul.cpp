@@ -1,6 +1,7 @@
 #include "matmul.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "instruction_set.h"
 #include "parallel.h"
@@ -46,6 +47,10 @@ ffi::Error matmul(ffi::ThreadPool pool, ffi::Buffer<ffi::BF16> x, ffi::Buffer<ff
   const Matmul m{reinterpret_cast<const uint16_t*>(x.typed_data()), reinterpret_cast<const uint16_t*>(w.typed_data()),
                  y->untyped_data(), type == ffi::F32, xs[0], xs[1], ws[0]};
   if (m.tokens == 0 || m.outputs == 0) return ffi::Error::Success();
+  if (m.inputs == 0) {
+    std::memset(m.y, 0, y->size_bytes());
+    return ffi::Error::Success();
+  }
   if (instruction_set() == InstructionSet::kAmxBf16) {
     if (static_cast<int64_t>(workspace->element_count()) < packed_bytes(m.tokens, m.inputs))
       return ffi::Error::InvalidArgument("matmul: the workspace is too small");
