@@ -1,4 +1,4 @@
-"""Drives jaxllm.
+"""Drives jaxllm, as its program does: with its sources trusted, so that compiled programs are found sooner.
 
 Options: ``model``; ``llm``, keyword arguments of ``LLM``; ``kv_gib``, the size of its cache, if not the default;
 ``first_tokens``, the length of the first prompt where it is known, as the program ``jaxllm`` knows it;
@@ -21,7 +21,9 @@ class JaxLLM:
         if "implementation" in options:
             choose_kernels(options["implementation"])
         import jaxllm
+        from jaxllm.program_cache import trust_sources
 
+        trust_sources()
         first_step = None
         if "first_tokens" in options:
             from jaxllm.loading import FirstStep

@@ -27,12 +27,16 @@ class Cost:
 
 @dataclasses.dataclass(frozen=True)
 class Chunk:
-    """Tokens of one sequence that a step computes, ``count`` of them after ``start`` others; the last one's successor
-    is sampled if ``sampled``."""
+    """Tokens of one sequence that a step computes.
+
+    start, count: ``count`` tokens after ``start`` others. sampled: whether the last one's successor is sampled.
+    shared: how many of the first tokens' keys and values another chunk of the step reads anyway.
+    """
 
     start: int
     count: int
     sampled: bool = True
+    shared: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,15 +90,15 @@ class ModelCosts:
                    + tokens * (self.kv_bytes + self.embedding_bytes)),
             flops=tokens * self.layer_flops + sampled * self.head_flops + pairs * self.attention_flops)
 
-    def prefill(self, tokens: int, budget: int, count: int = 1) -> Cost:
-        """The steps that compute ``count`` prompts of so many tokens, of at most ``budget`` tokens each."""
+    def prefill(self, prompts: Iterable[Chunk], budget: int) -> Cost:
+        """The steps of at most ``budget`` tokens that compute these prompts one after the other."""
         total, filled = Cost(), 0
         chunks: list[Chunk] = []
-        for _ in range(count):
-            start = 0
-            while start < tokens:
-                length = min(tokens - start, budget - filled)
-                chunks.append(Chunk(start, length, start + length == tokens))
+        for prompt in prompts:
+            start, end = prompt.start, prompt.start + prompt.count
+            while start < end:
+                length = min(end - start, budget - filled)
+                chunks.append(Chunk(start, length, prompt.sampled and start + length == end, prompt.shared))
                 start, filled = start + length, filled + length
                 if filled == budget:
                     total, chunks, filled = total + self.step(chunks), [], 0
@@ -115,5 +119,6 @@ class ModelCosts:
         return whole * (whole + 1) // 2 + (tokens - whole) * whole
 
     def _keys(self, chunk: Chunk) -> int:
-        """Earlier tokens whose keys and values the chunk's queries need."""
-        return chunk.start if self.window is None else min(chunk.start, self.window - 1)
+        """Earlier tokens whose keys and values only this chunk's queries need."""
+        first = chunk.shared if self.window is None else max(chunk.shared, chunk.start - self.window + 1)
+        return max(chunk.start - first, 0)

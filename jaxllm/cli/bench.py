@@ -94,13 +94,16 @@ def _machine(machine: MachineSpeed) -> dict[str, Any]:
 def _roofline(costs: ModelCosts, machine: MachineSpeed, alone: Speed, together: Speed, budget: int
               ) -> Iterator[dict[str, Any]]:
     """Each phase's cost and time: a prompt alone, a token alone, and all of the requests together."""
+    from jaxllm.bench import Chunk
+
     prompt, later = alone.prompt_tokens, alone.output_tokens - 1
-    yield _phase("prompt, alone", costs.prefill(prompt, budget), alone.ttft, machine)
+    yield _phase("prompt, alone", costs.prefill([Chunk(0, prompt)], budget), alone.ttft, machine)
     if alone.time_per_token is not None:
         yield _phase("token, alone", costs.decode(prompt + later // 2, 1), alone.time_per_token, machine)
     # Prompts all computed first, then all requests decoding: the fewest steps, and so the least to read.
-    total = costs.prefill(prompt, budget, together.requests) + costs.decode(prompt, later, together.requests)
-    yield _phase(f"{together.requests} requests", total, together.seconds, machine)
+    requests = together.requests
+    total = costs.prefill([Chunk(0, prompt)] * requests, budget) + costs.decode(prompt, later, requests)
+    yield _phase(f"{requests} request{'s' * (requests > 1)}", total, together.seconds, machine)
 
 
 def _phase(name: str, cost: Cost, seconds: float, machine: MachineSpeed) -> dict[str, Any]:

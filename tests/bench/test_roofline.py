@@ -59,12 +59,20 @@ def test_windows_limit_what_queries_see(window, start, count):
                           + count * (costs.kv_bytes + costs.embedding_bytes))
 
 
+@pytest.mark.parametrize(("window", "own"), [(None, 4), (3, 2), (8, 4)])
+def test_what_another_sequence_reads_anyway_is_not_read_again(window, own):
+    costs = dataclasses.replace(costs_of(), window=window)
+    alone, shared = costs.step([Chunk(10, 1)]), costs.step([Chunk(10, 1), Chunk(10, 1, shared=6)])
+    assert shared.bytes - alone.bytes == own * costs.kv_bytes + costs.kv_bytes + costs.embedding_bytes
+    assert shared.flops == 2 * alone.flops
+
+
 def test_prompts_fill_steps_up_to_the_budget():
     costs = costs_of()
-    assert costs.prefill(10, 16) == costs.step([Chunk(0, 10)])
-    assert costs.prefill(32, 16) == costs.step([Chunk(0, 16, False)]) + costs.step([Chunk(16, 16)])
-    assert costs.prefill(10, 16, count=2) == (
-        costs.step([Chunk(0, 10), Chunk(0, 6, False)]) + costs.step([Chunk(6, 4)]))
+    assert costs.prefill([Chunk(0, 10)], 16) == costs.step([Chunk(0, 10)])
+    assert costs.prefill([Chunk(0, 32)], 16) == costs.step([Chunk(0, 16, False)]) + costs.step([Chunk(16, 16)])
+    assert costs.prefill([Chunk(0, 10), Chunk(4, 8, shared=3)], 16) == (
+        costs.step([Chunk(0, 10), Chunk(4, 6, False, 3)]) + costs.step([Chunk(10, 2, shared=3)]))
 
 
 def test_decoding_adds_up_its_steps():
