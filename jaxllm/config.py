@@ -31,7 +31,8 @@ class EngineConfig:
     included. num_swap_blocks: host blocks for preempted sequences. vocab_size: ids that exist (the tokenizer's; the
     model's may be padded beyond). unused_token_ids: those among them that stand for nothing and are never sampled.
     logprobs_mode: of requests that name none. seed: what the seeds of requests that bring none derive from, with the
-    order of their arrival; ``None`` draws each from the operating system. logits_processors: names and JAX functions,
+    order of their arrival; ``None`` draws each from the operating system. overlap: plan and dispatch a step while the
+    one before runs. logits_processors: names and JAX functions,
     compiled into the sampler (``LogitsProcessor``).
     """
 
@@ -47,6 +48,7 @@ class EngineConfig:
     max_logprobs: int = 20
     logprobs_mode: LogprobsMode = "raw_logprobs"
     seed: int | None = None
+    overlap: bool = True
     unused_token_ids: tuple[int, ...] = ()
     logits_processors: tuple[tuple[str, Any], ...] = ()
 
@@ -63,6 +65,8 @@ class EngineConfig:
             check_integer("seed", self.seed, 0, MAX_SEED)
         if not isinstance(self.enable_prefix_caching, bool):
             raise ParameterError("enable_prefix_caching", self.enable_prefix_caching, "True or False")
+        if not isinstance(self.overlap, bool):
+            raise ParameterError("overlap", self.overlap, "True or False")
         if self.scheduling_policy not in ("fcfs", "priority"):
             raise ParameterError("scheduling_policy", self.scheduling_policy, "'fcfs' or 'priority'")
 

@@ -92,6 +92,8 @@ class LLM:
     max_logprobs: the most ``logprobs`` or ``prompt_logprobs`` that a request may ask for; -1 allows the vocabulary.
     logprobs_mode: what requests report that do not say it: "raw_logprobs" or "processed_logprobs" (``SamplingParams``).
     logits_processors: JAX functions ``(logits, state) -> logits`` by name, for requests to choose from.
+    overlap: plan and dispatch each step while the one before it runs; without, one step is done before the next is
+        planned. Outputs are the same.
     generation_config: where the default sampling parameters come from: "auto", the model's
         ``generation_config.json``; "vllm", nowhere; or a folder with such a file.
     override_generation_config: entries of such a file that come on top.
@@ -128,6 +130,7 @@ class LLM:
         max_logprobs: int = 20,
         logprobs_mode: LogprobsMode = "raw_logprobs",
         logits_processors: Mapping[str, LogitsProcessor] | None = None,
+        overlap: bool = True,
         generation_config: str | os.PathLike[str] = "auto",
         override_generation_config: Mapping[str, Any] | None = None,
         disable_log_stats: bool = True,
@@ -157,6 +160,7 @@ class LLM:
             logprobs_mode=logprobs_mode,
             seed=seed,
             logits_processors=logits_processors,
+            overlap=overlap,
         )
         source = open_source(model, revision, load_format)
         self._sampling_defaults = sampling_defaults(source, generation_config, override_generation_config)

@@ -12,7 +12,10 @@ from jaxllm.sampling import SampleOutput
 
 
 class ScriptedRunner:
-    """Answers each sampler with ``script(sequence)``: a token id, or an exception that the step then raises."""
+    """Answers each sampler with ``script(sequence)``: a token id, or an exception that the step then raises.
+
+    The script is asked when the step is fetched, with the tokens of the steps before it appended.
+    """
 
     def __init__(self, script):
         self.script = script
@@ -20,18 +23,9 @@ class ScriptedRunner:
         self.resets = 0
         self.steps = 0
 
-    def execute(self, plan):
+    def dispatch(self, plan):
         self.steps += 1
-        tokens = []
-        for sampler in plan.samplers:
-            token = self.script(sampler.sequence)
-            if isinstance(token, BaseException):
-                raise token
-            tokens.append(token)
-        rows = len(tokens)
-        return StepResult(SampleOutput(
-            np.array(tokens, np.int32), np.full(rows, -0.5, np.float32), np.ones(rows, np.int32),
-            np.zeros((rows, 20), np.int32), np.full((rows, 20), -1.0, np.float32)), [])
+        return ScriptedStep(self, plan)
 
     def reset(self):
         self.resets += 1
@@ -39,6 +33,27 @@ class ScriptedRunner:
 
     def compile_all(self):
         pass
+
+
+class ScriptedStep:
+    """A step of a ``ScriptedRunner`` that was dispatched."""
+
+    def __init__(self, runner, plan):
+        self.runner = runner
+        self.plan = plan
+
+    def fetch(self):
+        tokens = []
+        for sampler in self.plan.samplers:
+            # A sequence that has ended since says anything.
+            token = 0 if sampler.sequence.finished else self.runner.script(sampler.sequence)
+            if isinstance(token, BaseException):
+                raise token
+            tokens.append(token)
+        rows = len(tokens)
+        return StepResult(SampleOutput(
+            np.array(tokens, np.int32), np.full(rows, -0.5, np.float32), np.ones(rows, np.int32),
+            np.zeros((rows, 20), np.int32), np.full((rows, 20), -1.0, np.float32)), [])
 
 
 def scripted_engine(script, tokenizer=None, **sizes):

@@ -94,7 +94,7 @@ ENGINE_ARGUMENTS = ArgumentTable("LLM", [
              worker_use_ray=False, ray_workers_use_nsight=False, numa_bind=False, numa_bind_nodes=None,
              numa_bind_cpus=None, scheduler_cls=None, additional_config={}, disable_async_output_proc=False,
              fail_on_environ_validation=False, shutdown_timeout=0),
-    *refused("jaxllm plans a step after the one before it is done; leave it out", None, async_scheduling=False),
+    *refused("set overlap, which is on unless told otherwise", None, True, async_scheduling=False),
     *refused("set JAX_PLATFORMS to cpu, cuda or tpu before the program starts", device="auto"),
     *refused(_CHUNKS, True, enable_chunked_prefill=None),
     *refused(_CHUNKS, True, max_num_partial_prefills=1, max_long_partial_prefills=1, long_prefill_token_threshold=0,

@@ -199,10 +199,10 @@ class BlockManager:
             child.num_cached_tokens = parent.num_cached_tokens
         child.hash_chain = parent.hash_chain.copy() if parent.hash_chain is not None else None
 
-    def publish(self, sequence: Sequence) -> None:
-        """Let others find the blocks that the sequence has computed in full."""
+    def publish(self, sequence: Sequence, end: int) -> None:
+        """Let others find the blocks that are full with the sequence's first ``end`` tokens, known and computed."""
         holding = self._holdings[sequence]
-        full = sequence.num_computed // self.block_size
+        full = end // self.block_size
         if full <= holding.num_published or not self.enable_prefix_caching:
             return
         if holding.generation != self._generation:

@@ -59,6 +59,7 @@ class EngineSizes:
     max_logprobs: int = 20
     logprobs_mode: LogprobsMode = "raw_logprobs"
     seed: int | None = None
+    overlap: bool = True
     logits_processors: Mapping[str, LogitsProcessor] | None = None
 
 
@@ -107,6 +108,7 @@ def choose_config(model: Model, sizes: EngineSizes, tokenizer: Tokenizer | None 
         max_logprobs=sizes.max_logprobs,
         logprobs_mode=sizes.logprobs_mode,
         seed=sizes.seed,
+        overlap=sizes.overlap,
         logits_processors=check_processors({} if sizes.logits_processors is None else sizes.logits_processors,
                                            vocab_size, max_model_len),
     )

@@ -7,7 +7,7 @@ import collections
 import itertools
 import threading
 from collections.abc import AsyncIterator, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 from jaxllm.beam_search import BeamSearchParams
 from jaxllm.checks import check_integer
@@ -18,8 +18,8 @@ from jaxllm.engine.beam_collector import BeamCollector
 from jaxllm.engine.block_manager import BlockManager
 from jaxllm.engine.collector import Collector
 from jaxllm.engine.limits import SchedulerConfig
+from jaxllm.engine.loop import StepLoop, StepRunner, notify
 from jaxllm.engine.outcomes import Outcomes
-from jaxllm.engine.plan import StepPlan
 from jaxllm.engine.prompts import Prompt
 from jaxllm.engine.scheduler import Scheduler
 from jaxllm.engine.seeds import derived_seed
@@ -28,39 +28,11 @@ from jaxllm.engine.stats_log import StatsLog
 from jaxllm.errors import EngineError, ParameterError
 from jaxllm.interrupt import HeldInterrupts
 from jaxllm.outputs import RequestOutput
-from jaxllm.runner.weights import Weights
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.tokenization import Tokenizer
 
 Inbox = collections.deque[Collector]
 """Where a caller finds the collectors of its requests that progressed."""
-
-
-class StepRunner(Protocol):
-    """What the engine needs of a runner."""
-
-    def execute(self, plan: StepPlan) -> Any:
-        """Run a plan; a ``runner.StepResult`` with numpy arrays."""
-
-    @property
-    def weights(self) -> Weights:
-        """The model's parameters."""
-
-    def sleep(self, level: int) -> None:
-        """Give back memory."""
-
-    def wake_up(self) -> None:
-        """Undo ``sleep``."""
-
-    def compile_all(self) -> None:
-        """Compile every program."""
-
-    def reset(self) -> None:
-        """Fresh device state."""
-
-    @property
-    def intact(self) -> bool:
-        """Whether the device state is still whole after a failed step."""
 
 
 class Engine:
@@ -97,6 +69,7 @@ class Engine:
         self._lock = threading.RLock()
         # Held, inside _lock, while a step's results are recorded: outputs can be made while the next step runs.
         self._bookkeeping = threading.RLock()
+        self._loop = StepLoop(runner, self.scheduler, self._outcomes, self._bookkeeping, overlap=config.overlap)
 
     def add_request(self, prompt: Prompt, params: SamplingParams | BeamSearchParams | None = None, *,
                     request_id: str | None = None, inbox: Inbox | None = None) -> str:
@@ -165,29 +138,15 @@ class Engine:
     def advance(self) -> list[Collector]:
         """``step`` without making the outputs: the collectors of the requests that got a token or ended.
 
-        An exception in the middle (out of memory, an interrupt) ends the requests of the step with an error and leaves
+        An exception in the middle (out of memory, an interrupt) ends the requests of its step with an error and leaves
         the engine usable. Ordinary exceptions are reported in those requests' outputs; others, like
         ``KeyboardInterrupt``, are raised again.
         """
         with self._lock, HeldInterrupts() as interrupts:
-            plan = self.scheduler.schedule()
-            if plan is None:
-                return []
-            if self._stats_log is not None:
+            if self._stats_log is not None and self.has_unfinished():
                 self._stats_log.begin_step()
-            try:
-                self._outcomes.scheduled(plan)
-                with interrupts.released():
-                    result = self._runner.execute(plan)
-                with self._bookkeeping:
-                    progressed = self._outcomes.take(plan, result)
-            except Exception as error:
-                progressed = self._fail(plan, error)
-            except BaseException as error:
-                _notify(self._fail(plan, error))
-                raise
-            _notify(progressed)
-            if self._stats_log is not None:
+            progressed = self._loop.turn(interrupts)
+            if self._stats_log is not None and progressed:
                 self._stats_log.end_step(self.stats, idle=not self.has_unfinished())
             return progressed
 
@@ -197,7 +156,8 @@ class Engine:
             collector = self._outcomes.abort(request_id)
             if collector is None:
                 return None
-            _notify([collector])
+            self._loop.discard_unwanted()
+            notify([collector])
             return collector.output()
 
     @property
@@ -275,18 +235,3 @@ class Engine:
         """An id that no unfinished request has, those that callers chose included."""
         ids = (f"request-{number}" for number in self._numbers)
         return next(request_id for request_id in ids if request_id not in self._outcomes)
-
-    def _fail(self, plan: StepPlan, error: BaseException) -> list[Collector]:
-        """End the requests of a step that did not complete. If its device state is lost, all that hold some end."""
-        with self._bookkeeping:
-            if self._runner.intact:
-                return self._outcomes.fail(self.scheduler.drop(plan), error)
-            requests = self.scheduler.reset("error")
-            self._runner.reset()
-            return self._outcomes.fail(requests, error)
-
-
-def _notify(collectors: Iterable[Collector]) -> None:
-    for collector in collectors:
-        if collector.inbox is not None:
-            collector.inbox.append(collector)

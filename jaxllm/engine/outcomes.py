@@ -50,24 +50,29 @@ class Outcomes:
                 metrics.first_scheduled_time = now
 
     def take(self, plan: StepPlan, result: Any) -> list[Collector]:
-        """Hand a step's tokens and log-probabilities to their requests, and end those that are done."""
+        """Hand a step's tokens and log-probabilities to their requests, and end those that are done.
+
+        Sequences that have finished since the step was planned are left alone.
+        """
         token_ids = [] if result.sampled is None else result.sampled.token_ids[:len(plan.samplers)].tolist()
         for part in result.prompt_logprobs:
-            self._collectors[part.sequence.request.request_id].add_prompt_logprobs(
-                part.first, part.count, part.values, part.offset)
+            if not part.sequence.finished:
+                self._collectors[part.sequence.request.request_id].add_prompt_logprobs(
+                    part.first, part.count, part.values, part.offset)
         errors = self._token_errors(plan, token_ids)
         # A request that fails keeps what all its samples had before this step.
-        taken = [NO_TOKEN if sampler.sequence.request.request_id in errors else token
-                 for sampler, token in zip(plan.samplers, token_ids, strict=True)]
+        live = [not sampler.sequence.finished for sampler in plan.samplers]
+        taken = [token if alive and sampler.sequence.request.request_id not in errors else NO_TOKEN
+                 for sampler, token, alive in zip(plan.samplers, token_ids, live, strict=True)]
         self._scheduler.update(plan, taken)
         self.totals.num_generated_tokens += sum(token != NO_TOKEN for token in taken)
         now = time.perf_counter()
         progressed: dict[str, Collector] = {}
         for row, (sampler, token) in enumerate(zip(plan.samplers, token_ids, strict=True)):
             sequence = sampler.sequence
+            if sequence.finished:
+                continue  # before this step, or its request has failed, or its search ended, just now
             request_id = sequence.request.request_id
-            if request_id not in self._collectors:
-                continue  # its request failed, or its search ended, just now
             collector = progressed[request_id] = self._collectors[request_id]
             metrics = sequence.request.metrics
             if metrics.first_token_time is None:
@@ -88,7 +93,7 @@ class Outcomes:
         errors: dict[str, EngineError] = {}
         for sampler, token in zip(plan.samplers, token_ids, strict=True):
             request_id = sampler.sequence.request.request_id
-            if request_id in self._collectors and request_id not in errors:
+            if not sampler.sequence.finished and request_id not in errors:
                 error = _token_error(sampler.sequence, token)
                 if error is not None:
                     errors[request_id] = error

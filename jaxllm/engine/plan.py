@@ -28,7 +28,10 @@ class StepPlan:
 
     sequences: one per row, rows sorted by slot.
     slot, start, count: i32[rows]; row r computes tokens start[r] .. start[r] + count[r] - 1 of its sequence.
+    fed: the rows whose one token is what the step before samples for their slot, which the host need not know yet.
     samplers: sorted by slot; one sampled token is expected for each, in this order.
+    sampler_slot, sampler_position: i32[samplers]; each one's slot, and where in its sequence the token goes.
+    forks: those of them that have no row of their own, with the one they sample from.
     table_updates: i32[k, 4] of (group, slot, column, block), no two for the same place.
     block_copies: i32[c, 2] of (source, destination), destinations distinct; all sources are read before any is written.
     admitted: sequences that were given a slot in this step: their sampling state has to be set. Forks included, and
@@ -46,7 +49,11 @@ class StepPlan:
     slot: np.ndarray
     start: np.ndarray
     count: np.ndarray
+    fed: np.ndarray
     samplers: list[Sampler]
+    sampler_slot: np.ndarray
+    sampler_position: np.ndarray
+    forks: list[tuple[Sequence, int]]
     table_updates: np.ndarray
     block_copies: np.ndarray
     admitted: list[Sequence]
@@ -56,13 +63,17 @@ class StepPlan:
     num_tokens: int
 
     def token_ids(self) -> np.ndarray:
-        """i32[num_tokens]: the tokens to compute, row after row. Only before ``Scheduler.update``."""
-        return np.concatenate(
-            [
-                sequence.token_ids[start : start + count]
-                for sequence, start, count in zip(self.sequences, self.start.tolist(), self.count.tolist(), strict=True)
-            ]
-        )
+        """i32[num_tokens]: the tokens to compute, row after row; 0 for those that are fed.
+
+        Only before the next ``Scheduler.update``.
+        """
+        ids = np.zeros(self.num_tokens, np.int32)
+        end = 0
+        for sequence, start, count in zip(self.sequences, self.start.tolist(), self.count.tolist(), strict=True):
+            first, end = end, end + count
+            known = sequence.token_ids[start : start + count]
+            ids[first : first + len(known)] = known
+        return ids
 
     def positions(self) -> np.ndarray:
         """i32[num_tokens]: each token's position in its sequence."""
@@ -93,21 +104,29 @@ class StepDraft:
         """The finished plan."""
         sequences = sorted(self.counts, key=lambda sequence: sequence.held_slot)
         table = np.array(
-            [(s.held_slot, s.num_computed, self.counts[s], s.num_tokens) for s in sequences], np.int32
-        ).reshape(-1, 4)
-        slot, start, count, target = np.ascontiguousarray(table.T)
-        complete = np.flatnonzero(start + count == target).tolist()
-        samplers = [Sampler(sequences[row], sequences[row].held_slot, row) for row in complete]
+            [(s.held_slot, s.num_computed, self.counts[s], s.target, s.num_pending) for s in sequences], np.int32
+        ).reshape(-1, 5)
+        slot, start, count, target, pending = np.ascontiguousarray(table.T)
+        end = start + count
+        samplers = [Sampler(sequences[row], sequences[row].held_slot, row)
+                    for row in np.flatnonzero(end == target).tolist()]
+        forks: list[tuple[Sequence, int]] = []
         if self.forks:
             row_of = {sequence: row for row, sequence in enumerate(sequences)}
-            samplers += [Sampler(child, child.held_slot, row_of[parent]) for parent, child in self.forks]
+            forks = [(child, row_of[parent]) for parent, child in self.forks]
+            samplers += [Sampler(child, child.held_slot, row) for child, row in forks]
             samplers.sort(key=lambda sampler: sampler.slot)
+        sampler_row = np.fromiter((sampler.row for sampler in samplers), np.int32, len(samplers))
         return StepPlan(
             sequences=sequences,
             slot=slot,
             start=start,
             count=count,
+            fed=np.flatnonzero(pending),
             samplers=samplers,
+            sampler_slot=np.fromiter((sampler.slot for sampler in samplers), np.int32, len(samplers)),
+            sampler_position=end[sampler_row],
+            forks=forks,
             table_updates=table_updates,
             block_copies=block_copies,
             # A beam may have lost its slot again.

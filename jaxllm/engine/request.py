@@ -19,17 +19,24 @@ from jaxllm.sampling_params import LogprobsMode, SamplingParams
 
 if TYPE_CHECKING:
     from jaxllm.engine.beam_group import BeamGroup
+    from jaxllm.speculative.ngram import PromptIndex
+    from jaxllm.speculative.speculator import Lookahead
 
 _FIRST_OUTPUT_CAPACITY = 64
 
 
 class SequenceStatus(enum.Enum):
-    """Where a sequence is in its life. Only sequences of a beam search rest: they hold nothing and want nothing."""
+    """Where a sequence is in its life.
+
+    Only sequences of a beam search rest: they hold nothing and want nothing. One that is ending holds nothing either:
+    it waits for the outcome of a step that runs.
+    """
 
     WAITING = "waiting"
     RUNNING = "running"
     PREEMPTED = "preempted"
     RESTING = "resting"
+    ENDING = "ending"
     FINISHED = "finished"
 
 
@@ -45,6 +52,7 @@ class Request:
     arrival: its place in the order of arrival, set by the scheduler.
     forked: whether samples 1 to n - 1 have left the care of sample 0.
     beams: the state of the search that the request is, ``None`` if it samples.
+    prompt_index: the prompt's n-grams, once they are looked up.
 
     Raises ``ParameterError`` for a prompt that is empty, too long or holds ids outside the vocabulary.
     """
@@ -80,6 +88,7 @@ class Request:
         self.arrival = 0
         self.forked = False
         self.beams: BeamGroup | None = None
+        self.prompt_index: PromptIndex | None = None
         self.error: OutputError | None = None
         self.metrics = RequestMetrics(time.perf_counter() if arrival_time is None else arrival_time)
         self.sequences = [Sequence(self, index) for index in range(params.n)]
@@ -111,17 +120,20 @@ class Request:
 class Sequence:
     """One sample of a request: its tokens, and how far their keys and values are computed.
 
-    num_tokens: prompt and output so far, the target; num_computed: the tokens whose keys and values are in the cache.
+    num_tokens: prompt and output so far. num_pending: tokens besides that planned steps sample, whose outcome is not
+        known yet. num_computed: the tokens whose keys and values are in the cache once the planned steps have run.
     slot: its row in the device's block table and sampling state while running, else ``None``.
     order: its place under the scheduling policy, smaller first; unique.
     num_cached_tokens: tokens found in the prefix cache when it was first admitted.
     hash_chain: its block hashes, kept by the block manager across preemptions.
     constraint: what the host forbids it next, if anything; kept across preemptions.
+    lookahead: how it is guessed to go on, once that is asked; kept across preemptions.
     """
 
     __slots__ = (
-        "_buffer", "constraint", "finish_reason", "hash_chain", "index", "num_cached_tokens", "num_computed",
-        "num_preemptions", "num_prompt", "num_tokens", "order", "request", "slot", "status", "stop_reason",
+        "_buffer", "constraint", "finish_reason", "hash_chain", "index", "lookahead", "num_cached_tokens",
+        "num_computed", "num_pending", "num_preemptions", "num_prompt", "num_tokens", "order", "request", "slot",
+        "status", "stop_reason",
     )  # fmt: skip
 
     def __init__(self, request: Request, index: int) -> None:
@@ -131,6 +143,7 @@ class Sequence:
         self._buffer = request.prompt_token_ids
         self.num_prompt = len(self._buffer)
         self.num_tokens = self.num_prompt
+        self.num_pending = 0
         self.num_computed = 0
         self.slot: int | None = None
         self.order: tuple[int, int, int] = (0, 0, index)
@@ -141,6 +154,7 @@ class Sequence:
         self.num_preemptions = 0
         self.hash_chain: HashChain | None = None
         self.constraint = None if request.constraints is None else request.constraints.start()
+        self.lookahead: Lookahead | None = None
 
     @property
     def params(self) -> SamplingParams:
@@ -151,6 +165,21 @@ class Sequence:
     def num_output(self) -> int:
         """Tokens generated so far."""
         return self.num_tokens - self.num_prompt
+
+    @property
+    def target(self) -> int:
+        """How many of its tokens can be computed as soon as the planned steps have run."""
+        return self.num_tokens + self.num_pending
+
+    @property
+    def ends_with_pending(self) -> bool:
+        """Whether it ends with the token that is pending, whichever it is."""
+        return self.request.beams is None and self.num_output + self.num_pending >= self.request.max_tokens
+
+    @property
+    def must_wait(self) -> bool:
+        """Whether the host has to know the pending token before the one after it can be sampled."""
+        return self.num_pending > 0 and (self.constraint is not None or self.request.beams is not None)
 
     @property
     def token_ids(self) -> np.ndarray:

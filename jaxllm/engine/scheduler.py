@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import bisect
-import heapq
 from collections.abc import Iterable
 
 import numpy as np
 
 from jaxllm.engine.beam_group import Succession
+from jaxllm.engine.beam_scheduling import BeamScheduling
 from jaxllm.engine.block_manager import BlockManager
 from jaxllm.engine.integrity import IntegrityError
 from jaxllm.engine.limits import SchedulerConfig
 from jaxllm.engine.plan import StepDraft, StepPlan
 from jaxllm.engine.request import Request, Sequence, SequenceStatus
+from jaxllm.engine.running import Running
 from jaxllm.engine.schedule_integrity import QUEUED, check_schedule, has_row
 from jaxllm.engine.waiting_queue import WaitingQueue
 from jaxllm.errors import CapacityError, ParameterError
@@ -34,10 +34,11 @@ class Scheduler:
       that already runs. Nothing is preempted to admit another, whatever its priority.
     - ``n`` samples compute their prompt once: the step that completes it in sample 0 forks the others into free slots;
       those that find none wait like any other sequence, and will find most of the prompt in the prefix cache.
-
-    - Of a beam search (``Request.beams``) those that wait for their fellow beams are given no tokens, and no token is
-      appended but by ``continue_beams``. When nothing else can advance they give up their slots and blocks, the last in
-      order first, without being queued: what goes on from them is computed anew.
+    - Beams that wait for their fellows (``BeamScheduling``) give up their slots and blocks when nothing else can
+      advance, the last in order first.
+    - A step can be planned before the outcome of the one before is known (``update``). It computes tokens that are
+      pending as far as the device alone has to know them (``Sequence.must_wait``), and none of sequences that end with
+      one. One that turns out to have ended otherwise is left with a row that computes something of no use to anyone.
 
     Raises ``CapacityError`` when the pool cannot hold one sequence of ``max_model_len``.
     """
@@ -59,10 +60,11 @@ class Scheduler:
     def _clear(self) -> None:
         self._requests: dict[str, Request] = {}
         self._waiting = WaitingQueue()
-        self._running: list[Sequence] = []
-        self._free_slots = list(range(self.config.max_num_seqs))
-        # Beams that were given blocks since the last plan, which the next one has to name.
-        self._forked_beams: list[Sequence] = []
+        self._running = Running(self.config.max_num_seqs, self.blocks)
+        self._beams = BeamScheduling(self._running, self._waiting, self.blocks)
+        # Since the last plan, which the next one has to name.
+        self._preempted: list[Sequence] = []
+        self._newest: StepPlan | None = None
 
     @property
     def has_unfinished(self) -> bool:
@@ -72,7 +74,7 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         """Sequences that hold a slot."""
-        return len(self._running)
+        return len(self._running.sequences)
 
     @property
     def num_waiting(self) -> int:
@@ -105,8 +107,9 @@ class Scheduler:
         self._waiting.push(request.sequences[0])
 
     def schedule(self) -> StepPlan | None:
-        """Plan the next step; ``None`` when no request is unfinished."""
-        step = StepDraft(self.config.max_num_batched_tokens, admitted=self._forked_beams.copy())
+        """Plan the step that follows the ones planned so far; ``None`` when there is nothing it could compute."""
+        self._settle()
+        step = StepDraft(self.config.max_num_batched_tokens, admitted=self._beams.forked.copy())
         self._schedule_running(step)
         for sequence in step.counts.copy():
             self._fork_samples(sequence, step)
@@ -117,75 +120,63 @@ class Scheduler:
             if not step.counts:
                 self._admit_waiting(step)
         if not step.counts:
+            self._preempted += step.preempted
             return None
-        self._forked_beams = []
-        return step.plan(*self.blocks.take_changes(), *self.blocks.swap.take_moves())
+        step.preempted[:0] = self._preempted
+        self._preempted, self._beams.forked = [], []
+        plan = self._newest = step.plan(*self.blocks.take_changes(), *self.blocks.swap.take_moves())
+        ends = (plan.start + plan.count).tolist()
+        for sequence, end in zip(plan.sequences, ends, strict=True):
+            sequence.num_computed = end
+        for sequence, _, row in plan.samplers:
+            sequence.num_computed = ends[row]
+            sequence.num_pending += 1
+        return plan
+
+    def _settle(self) -> None:
+        """Draw the conclusions of the newest plan that do not depend on its outcome.
+
+        What it computes can be found by others, and what ends with its outcome needs slot and blocks no longer: the
+        device runs steps in the order of their plans.
+        """
+        plan, self._newest = self._newest, None
+        if plan is None:
+            return
+        self._publish(plan)
+        for sequence, *_ in plan.samplers:
+            if sequence.status is SequenceStatus.RUNNING and sequence.ends_with_pending:
+                self._running.leave(sequence)
+                sequence.status = SequenceStatus.ENDING
+
+    def _publish(self, plan: StepPlan) -> None:
+        ends = (plan.start + plan.count).tolist()
+        for sequence, end in zip(plan.sequences, ends, strict=True):
+            if sequence.status is SequenceStatus.RUNNING:
+                self.blocks.publish(sequence, end)
+        for sequence, row in plan.forks:
+            if sequence.status is SequenceStatus.RUNNING:
+                self.blocks.publish(sequence, ends[row])
 
     def update(self, plan: StepPlan, token_ids: np.ndarray | list[int]) -> None:
-        """Record that the plan has run and what it sampled, one token for each of ``plan.samplers``.
+        """Record the outcome of the oldest plan: what it sampled, one token for each of ``plan.samplers``.
 
         A negative one is none, for a sequence that ends before the next plan. Sequences that finished since the plan
         was made are left alone.
         """
         if len(token_ids) != len(plan.samplers):
             raise ValueError(f"{len(token_ids)} tokens for {len(plan.samplers)} samplers")
-        ends = (plan.start + plan.count).tolist()
-        for sequence, end in zip(plan.sequences, ends, strict=True):
+        if plan is self._newest:
+            self._newest = None
+        self._publish(plan)
+        for (sequence, *_), token in zip(plan.samplers, np.asarray(token_ids).tolist(), strict=True):
             if not sequence.finished:
-                sequence.num_computed = end
-                self.blocks.publish(sequence)
-        for (sequence, _, row), token in zip(plan.samplers, np.asarray(token_ids).tolist(), strict=True):
-            if not sequence.finished:
-                if sequence.num_computed != ends[row]:
-                    # A fork has no row of its own: what its parent computed counts for it too.
-                    sequence.num_computed = ends[row]
-                    self.blocks.publish(sequence)
-                if sequence.request.beams is None and token >= 0:
+                sequence.num_pending -= 1
+                if token >= 0 and sequence.request.beams is None:
                     sequence.append(token)
 
     def continue_beams(self, succession: Succession) -> None:
         """Let the sequences of a beam search go on as a selection says."""
-        for sequence in succession.resting:
-            self._rest(sequence)
-        for parent, child, token in succession.forks:
-            child.take_tokens(parent)
-            self._fork_beam(parent, child)
-            child.append(token)
-        for sequence, token in succession.extended:
-            sequence.append(token)
-            if sequence.status is SequenceStatus.RESTING:
-                self._wait(sequence)
-
-    def _fork_beam(self, parent: Sequence, child: Sequence) -> None:
-        running = parent.status is SequenceStatus.RUNNING
-        if running and child.status is not SequenceStatus.RUNNING and self._free_slots and (
-                self._spare_blocks() >= self.blocks.num_groups):
-            self._enter(child)
-        if running and child.status is SequenceStatus.RUNNING:
-            self.blocks.fork(parent, child)
-            self._forked_beams.append(child)
-        else:
-            self._rest(child)
-            child.hash_chain = parent.hash_chain.copy() if parent.hash_chain is not None else None
-            self._wait(child)
-
-    def _rest(self, sequence: Sequence) -> None:
-        """Take from a sequence of a beam search what it holds."""
-        if sequence.status is SequenceStatus.RUNNING:
-            self._leave(sequence)
-        sequence.status = SequenceStatus.RESTING
-        sequence.num_computed = 0
-
-    def _wait(self, sequence: Sequence) -> None:
-        sequence.status = SequenceStatus.WAITING
-        self._waiting.push(sequence)
-
-    def _rest_last_beam(self, step: StepDraft) -> bool:
-        """Take slot and blocks from the last in order that waits for its fellow beams; whether there was one."""
-        victim = next((sequence for sequence in reversed(self._running) if has_row(sequence)), None)
-        if victim is not None:
-            step.preempted.append(self._preempt(victim))
-        return victim is not None
+        self._beams.continue_beams(succession)
 
     def finish(self, sequence: Sequence, reason: FinishReason, stop_reason: int | str | None = None) -> None:
         """End one sample and free what it holds. Does nothing when it has ended already."""
@@ -194,7 +185,7 @@ class Scheduler:
         request = sequence.request
         queued = sequence.status in QUEUED and (sequence.index == 0 or request.forked)
         if sequence.status is SequenceStatus.RUNNING:
-            self._leave(sequence)
+            self._running.leave(sequence)
         sequence.status = SequenceStatus.FINISHED
         sequence.finish_reason, sequence.stop_reason = reason, stop_reason
         if queued:
@@ -219,6 +210,8 @@ class Scheduler:
 
     def drop(self, plan: StepPlan, reason: FinishReason = "error") -> list[Request]:
         """End the requests that a plan which did not run concerns, and return them; the others can go on."""
+        if plan is self._newest:
+            self._newest = None
         self.blocks.swap.invalidate(plan.swap_out[:, 1].tolist())
         concerned = [*plan.sequences, *plan.admitted]
         requests = {sequence.request.request_id: sequence.request for sequence in concerned if not sequence.finished}
@@ -238,27 +231,47 @@ class Scheduler:
         return requests
 
     def _schedule_running(self, step: StepDraft) -> None:
-        position = 0
-        while position < len(self._running) and step.budget > 0:
-            sequence = self._running[position]
-            if has_row(sequence):
-                position += 1
-                continue
-            count = min(sequence.num_tokens - sequence.num_computed, step.budget)
-            while not self.blocks.grow(sequence, sequence.num_computed + count):
-                if self._running[-1] is sequence:
-                    return
-                step.preempted.append(self._preempt(self._running[-1]))
-            step.give(sequence, count)
+        running, position = self._running.sequences, 0
+        while position < len(running) and step.budget > 0:
+            sequence = running[position]
             position += 1
+            if sequence.must_wait or has_row(sequence):
+                continue
+            count = min(sequence.target - sequence.num_computed, step.budget)
+            if not self._make_room(sequence, sequence.num_computed + count, step):
+                return
+            step.give(sequence, count)
+
+    def _make_room(self, sequence: Sequence, end: int, step: StepDraft) -> bool:
+        """Have blocks for a sequence's tokens up to ``end``, those of others if need be; whether it has them."""
+        while not self.blocks.grow(sequence, end):
+            victim = self._running.sequences[-1]
+            if victim is sequence or (victim.num_pending and victim.request.beams is not None):
+                return False
+            step.preempted.append(self._preempt(victim))
+        return True
+
+    def _rest_last_beam(self, step: StepDraft) -> bool:
+        """Take slot and blocks from the last in order that waits for its fellow beams; whether there was one.
+
+        Not while tokens are pending: more can advance when they are known.
+        """
+        if any(sequence.num_pending for sequence in self._running.sequences):
+            return False
+        victim = self._beams.last_with_row()
+        if victim is not None:
+            step.preempted.append(self._preempt(victim))
+        return victim is not None
 
     def _admit_waiting(self, step: StepDraft) -> None:
-        while step.budget > 0 and self._free_slots and (sequence := self._waiting.peek()) is not None:
+        while step.budget > 0 and self._running.free_slots and (sequence := self._waiting.peek()) is not None:
+            if sequence.num_pending:
+                return
             prefix = self.blocks.find_prefix(sequence)
-            if self.blocks.free_blocks_to_admit(prefix, sequence.num_tokens) > self._spare_blocks():
+            if self.blocks.free_blocks_to_admit(prefix, sequence.num_tokens) > self._running.spare_blocks:
                 return
             self._waiting.pop()
-            self._enter(sequence)
+            self._running.enter(sequence)
             step.admitted.append(sequence)
             self.blocks.admit(sequence, prefix)
             count = min(sequence.num_tokens - sequence.num_computed, step.budget)
@@ -273,37 +286,22 @@ class Scheduler:
             return
         request.forked = True
         samples = [sample for sample in request.sequences[1:] if not sample.finished]
-        while samples and self._free_slots and self._spare_blocks() >= self.blocks.num_groups:
+        while samples and self._running.can_fork:
             sample = samples.pop(0)
-            self._enter(sample)
+            self._running.enter(sample)
             step.admitted.append(sample)
             self.blocks.fork(parent, sample)
             step.forks.append((parent, sample))
         self._queue(samples)
 
-    def _spare_blocks(self) -> int:
-        """Free blocks besides one for each running sequence, which it may need within its next block of tokens."""
-        return self.blocks.num_free_blocks - self.blocks.num_groups * len(self._running)
-
-    def _enter(self, sequence: Sequence) -> None:
-        sequence.slot = heapq.heappop(self._free_slots)
-        sequence.status = SequenceStatus.RUNNING
-        bisect.insort(self._running, sequence, key=_order)
-
-    def _leave(self, sequence: Sequence) -> None:
-        heapq.heappush(self._free_slots, sequence.held_slot)
-        sequence.slot = None
-        del self._running[bisect.bisect_left(self._running, sequence.order, key=_order)]
-        self.blocks.release(sequence)
-
     def _preempt(self, victim: Sequence) -> Sequence:
         victim.num_preemptions += 1
         victim.request.metrics.num_preemptions += 1
         if has_row(victim):
-            self._rest(victim)
+            self._beams.rest(victim)
             return victim
         self.blocks.swap_out(victim)
-        self._leave(victim)
+        self._running.leave(victim)
         victim.status = SequenceStatus.PREEMPTED
         victim.num_computed = 0
         self._waiting.push(victim)
@@ -316,8 +314,5 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raise ``IntegrityError`` unless every invariant of slots, queues and blocks holds."""
         requests = self._requests.values()
-        check_schedule(self.config, requests, self._running, self._free_slots, self._waiting, self.blocks)
+        check_schedule(self.config, requests, self._running, self._waiting, self.blocks)
 
-
-def _order(sequence: Sequence) -> tuple[int, int, int]:
-    return sequence.order

@@ -140,7 +140,7 @@ class SwapSpace:
         """Raise ``IntegrityError`` unless every invariant holds."""
         owners: Counter[int] = Counter()
         for sequence, copy in self._copies.items():
-            require(0 < copy.num_computed < sequence.num_tokens, "more is kept in host memory than it has", sequence)
+            require(0 < copy.num_computed < sequence.target, "more is kept in host memory than it has", sequence)
             require(len({len(table) for table in copy.tables}) == 1, "uneven tables in host memory", sequence)
             for table in copy.tables:
                 require(len(set(table)) == len(table), "a host block occurs twice in its copy", sequence)

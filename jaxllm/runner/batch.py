@@ -17,12 +17,14 @@ from jaxllm.engine.plan import StepPlan
 class StepBatch:
     """Tokens of a step, packed by slot; numpy arrays on their way to the device, tracers inside the program.
 
-    token_ids: padded to the token bucket. query_start: slot r owns tokens ``query_start[r]:query_start[r + 1]``.
+    token_ids: padded to the token bucket. fed: for each token, the slot whose newest sampled token takes its place, or
+    -1. query_start: slot r owns tokens ``query_start[r]:query_start[r + 1]``.
     lengths: each slot's context, this step's tokens included (0 for idle slots). sample_rows: for each token to
     sample, the index of the hidden row it is sampled from; padded with 0.
     """
 
     token_ids: Int[Array, " T"]
+    fed: Int[Array, " T"]
     query_start: Int[Array, " R1"]
     lengths: Int[Array, " R"]
     sample_rows: Int[Array, " R"]
@@ -38,10 +40,13 @@ def build_batch(plan: StepPlan, token_bucket: int, max_num_seqs: int) -> StepBat
     lengths[plan.slot] = plan.start + plan.count
     token_ids = np.zeros(token_bucket, np.int32)
     token_ids[:plan.num_tokens] = plan.token_ids()
+    fed = np.full(token_bucket, -1, np.int32)
+    fed_slots = plan.slot[plan.fed]
+    fed[query_start[fed_slots]] = fed_slots
     sample_rows = np.zeros(max_num_seqs, np.int32)
     rows = np.fromiter((sampler.row for sampler in plan.samplers), np.int32, len(plan.samplers))
     sample_rows[:len(rows)] = query_start[plan.slot[rows] + 1] - 1
-    arrays: Any = (token_ids, query_start, lengths, sample_rows)
+    arrays: Any = (token_ids, fed, query_start, lengths, sample_rows)
     return StepBatch(*arrays)
 
 

@@ -63,14 +63,17 @@ class StepFunctions:
         }
         return functions[key.program]
 
-    def begin(self, outer: Params, table: BlockTable, batch: StepBatch) -> tuple[Float[Array, "T D"], StepContext]:
+    def begin(self, outer: Params, table: BlockTable, newest: Int[Array, " R"], batch: StepBatch
+              ) -> tuple[Float[Array, "T D"], StepContext]:
         """The residual stream's beginning, and what the layers share."""
         size = self.config.block_size
         tokens = batch.token_ids.shape[0]
         where = positions_and_rows(batch.query_start, batch.lengths, tokens)
         slots = block_table.slots(table, 0, where.rows, where.positions, where.valid, size)
         attention = paged_attention_metadata(table.blocks[0], batch.query_start, batch.lengths, tokens, size)
-        return self.model.embed(outer, batch.token_ids), self.model.step_context(where.positions, slots, attention)
+        # A slot that has no token (``NO_TOKEN``) fails when the host learns of it; until then any will do.
+        token_ids = jnp.where(batch.fed < 0, batch.token_ids, jnp.maximum(newest[batch.fed], 0))
+        return self.model.embed(outer, token_ids), self.model.step_context(where.positions, slots, attention)
 
     def end(self, outer: Params, x: Float[Array, "T D"], sample_rows: Int[Array, " R"]
             ) -> tuple[Float[Array, "R D"], Float[Array, "T D"]]:
@@ -78,12 +81,14 @@ class StepFunctions:
         hidden = self.model.finish(outer, x)
         return hidden[sample_rows], hidden
 
-    def sample(self, variant: Variant, head: Params, state: SamplingState | None, hidden: Float[Array, "R D"],
-               rows: SamplingRows, mask: UInt32[Array, "B W"] | None) -> tuple[SamplingState | None, SampleOutput]:
-        """A token for each row."""
+    def sample(self, variant: Variant, head: Params, state: SamplingState | None, newest: Int[Array, " R"],
+               hidden: Float[Array, "R D"], rows: SamplingRows, mask: UInt32[Array, "B W"] | None
+               ) -> tuple[SamplingState | None, Int[Array, " R"], SampleOutput]:
+        """A token for each row, which becomes its slot's newest."""
         missing = rows.num_rows - hidden.shape[0]
         hidden = jnp.pad(hidden, ((0, missing), (0, 0))) if missing > 0 else hidden[:rows.num_rows]
-        return sample(self._logits(head, hidden), rows, state, variant, mask, processors=self._processors)
+        state, output = sample(self._logits(head, hidden), rows, state, variant, mask, processors=self._processors)
+        return state, newest.at[rows.slot].set(output.token_ids, mode="drop"), output
 
     def vocab_logprobs(self, head: Params, state: SamplingState, hidden: Float[Array, "T D"],
                        index: Int[Array, " C"], rows: SamplingRows, mask: UInt32[Array, "C W"]) -> VocabLogprobs:

@@ -111,14 +111,14 @@ class Programs:
 
     # The programs, as the runner calls them.
 
-    def forward(self, outer: Params, layers: Sequence[Params], cache: KVPool, table: BlockTable, batch: StepBatch
-                ) -> tuple[KVPool, Array, Array]:
+    def forward(self, outer: Params, layers: Sequence[Params], cache: KVPool, table: BlockTable, newest: Array,
+                batch: StepBatch) -> tuple[KVPool, Array, Array]:
         """Donates ``cache``. Returns it, the hidden rows to sample from ``[R, D]`` and all hidden rows ``[T, D]``.
 
-        outer, layers: the model's ``outer_params`` and each layer's parameters.
+        outer, layers: the model's ``outer_params`` and each layer's parameters. newest: each slot's newest token.
         """
         tokens = batch.token_ids.shape[0]
-        x, step = self._run(Key("begin", tokens), outer, table, batch)
+        x, step = self._run(Key("begin", tokens), outer, table, newest, batch)
         written: KVPool = []
         for kind, chunk in self.chunks:
             x, part = self._run(Key("layers", tokens, kind), layers[chunk], x, step, cache[chunk])
@@ -126,10 +126,10 @@ class Programs:
         rows, hidden = self._run(Key("end", tokens), outer, x, batch.sample_rows)
         return written, rows, hidden
 
-    def sample(self, variant: Variant, head: Params, state: SamplingState | None, hidden: Array, rows: SamplingRows,
-               mask: np.ndarray | None) -> tuple[SamplingState | None, SampleOutput]:
+    def sample(self, variant: Variant, head: Params, state: SamplingState | None, newest: Array, hidden: Array,
+               rows: SamplingRows, mask: np.ndarray | None) -> tuple[SamplingState | None, Array, SampleOutput]:
         """Donates ``state``. The first rows of ``hidden`` are sampled, as many as the bucket of ``rows`` holds."""
-        return self._run(Key("sample", rows.num_rows, variant), head, state, hidden, rows, mask)
+        return self._run(Key("sample", rows.num_rows, variant), head, state, newest, hidden, rows, mask)
 
     def vocab_logprobs(self, head: Params, state: SamplingState, hidden: Array, index: np.ndarray, rows: SamplingRows,
                        mask: np.ndarray) -> VocabLogprobs:

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxllm.engine.constraints import constraint_masks
-from jaxllm.engine.plan import Sampler, StepPlan
+from jaxllm.engine.plan import StepPlan
 from jaxllm.engine.request import Sequence as RequestSequence
 from jaxllm.kv_cache import allocate_pool, block_table
 from jaxllm.models.model import Params
@@ -96,6 +97,7 @@ class Runner:
         self.table = block_table.empty(
             len(self.spec.groups), self.config.max_num_seqs, self.config.blocks_per_sequence)
         self.state: SamplingState | None = None
+        self.newest = jnp.zeros(self.config.max_num_seqs, jnp.int32)
 
     def sleep(self, level: int) -> None:
         """Give back the memory of the cache and the sampling state, and of the weights: at level 1 they go to host
@@ -118,12 +120,16 @@ class Runner:
 
     @property
     def intact(self) -> bool:
-        """Whether the device state survived: a step that fails after donating it leaves deleted arrays behind."""
-        return not any(leaf.is_deleted() for leaf in jax.tree.leaves((self.cache, self.table, self.state)))
-
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Run one step and wait for its result."""
-        return self.dispatch(plan).fetch()
+        """Whether the device state survived: a step that fails after donating it leaves deleted arrays behind, or ones
+        that no program can have computed."""
+        state = self.cache, self.table, self.state, self.newest
+        if any(leaf.is_deleted() for leaf in jax.tree.leaves(state)):
+            return False
+        try:
+            jax.block_until_ready(state)
+        except Exception:
+            return False
+        return True
 
     def dispatch(self, plan: StepPlan) -> StepResult:
         """Start one step; the result's arrays are on the device and may not be ready yet."""
@@ -135,7 +141,7 @@ class Runner:
             self.table = self.programs.update_table(self.table, changes)
         batch = build_batch(plan, bucket_for(self.programs.token_buckets, plan.num_tokens), self.config.max_num_seqs)
         self.cache, rows, hidden = self.programs.forward(
-            self.weights.outer, self.weights.layers, self.cache, self.table, batch)
+            self.weights.outer, self.weights.layers, self.cache, self.table, self.newest, batch)
         prompt_logprobs = list(self._prompt_logprobs(plan, batch.query_start, hidden))
         # Made while ``forward`` runs.
         masks = constraint_masks([sampler.sequence.constraint for sampler in plan.samplers], self._mask_words)
@@ -172,13 +178,14 @@ class Runner:
     def _sample(self, plan: StepPlan, hidden: Any, masks: np.ndarray | None) -> SampleOutput | None:
         if not plan.samplers:
             return None
-        slots, positions = _slots_and_positions(plan.samplers)
+        slots, positions = plan.sampler_slot, plan.sampler_position
         rows = self._rows.rows(slots, positions, bucket_for(self.programs.row_buckets, len(slots)))
         if masks is not None:
             masks = padded_lines(masks, rows.num_rows, ALL_ALLOWED)
         variant = Variant.MASKED if masks is not None else self._rows.variant(slots, positions)
         state = self._sampling_state() if variant >= Variant.FULL else None
-        state, sampled = self.programs.sample(variant, self.weights.head, state, hidden, rows, masks)
+        state, self.newest, sampled = self.programs.sample(
+            variant, self.weights.head, state, self.newest, hidden, rows, masks)
         if state is not None:
             self.state = state
         return sampled
@@ -190,8 +197,7 @@ class Runner:
         found: dict[int, tuple[VocabLogprobs, int]] = {}
         for first in range(0, len(wanted), VOCAB_LOGPROB_ROWS):
             numbers = wanted[first:first + VOCAB_LOGPROB_ROWS]
-            rows = self._rows.rows(*_slots_and_positions([plan.samplers[number] for number in numbers]),
-                                   VOCAB_LOGPROB_ROWS)
+            rows = self._rows.rows(plan.sampler_slot[numbers], plan.sampler_position[numbers], VOCAB_LOGPROB_ROWS)
             mask = padded_lines(masks[numbers] if masks is not None else _no_masks(self._mask_words),
                                 VOCAB_LOGPROB_ROWS, ALL_ALLOWED)
             values = self._vocab_lines(hidden, np.asarray(sample_rows)[numbers], rows, mask)
@@ -239,12 +245,6 @@ _NONE = np.zeros(0, np.int32)
 
 def _no_masks(words: int) -> np.ndarray:
     return np.zeros((0, words), np.uint32)
-
-
-def _slots_and_positions(samplers: Sequence[Sampler]) -> tuple[np.ndarray, np.ndarray]:
-    """Each sampler's slot, and the position of the token that it will choose."""
-    slots = np.fromiter((sampler.slot for sampler in samplers), np.int32, len(samplers))
-    return slots, np.fromiter((sampler.sequence.num_tokens for sampler in samplers), np.int32, len(samplers))
 
 
 def _padded(blocks: np.ndarray) -> np.ndarray:

@@ -46,11 +46,11 @@ class Signatures:
         table = jax.eval_shape(lambda: block_table.empty(len(self.spec.groups), rows, config.blocks_per_sequence))
         state = jax.eval_shape(functools.partial(empty_state, model, config))
         words = mask_words(vocab)
-        batch = StepBatch(_ints(key.bucket), _ints(rows + 1), _ints(rows), _ints(rows))
+        batch = StepBatch(_ints(key.bucket), _ints(key.bucket), _ints(rows + 1), _ints(rows), _ints(rows))
         if key.program == "begin":
-            return outer, table, batch
+            return outer, table, _ints(rows), batch
         if key.program in ("layers", "end"):
-            x, step = jax.eval_shape(self.functions.begin, outer, table, batch)
+            x, step = jax.eval_shape(self.functions.begin, outer, table, _ints(rows), batch)
             if key.program == "end":
                 return outer, x, batch.sample_rows
             chunk = next(chunk for kind, chunk in self.chunks if kind == key.kind)
@@ -59,7 +59,8 @@ class Signatures:
             hidden = jax.ShapeDtypeStruct((rows, width), model.dtype)
             variant = Variant(key.kind)  # type: ignore[arg-type]
             mask = jax.ShapeDtypeStruct((key.bucket, words), np.uint32) if variant == Variant.MASKED else None
-            return head, state if variant >= Variant.FULL else None, hidden, _no_rows(rows, key.bucket), mask
+            return (head, state if variant >= Variant.FULL else None, _ints(rows), hidden, _no_rows(rows, key.bucket),
+                    mask)
         if key.program == "vocab_logprobs":
             hidden = jax.ShapeDtypeStruct((key.bucket, width), model.dtype)
             mask = jax.ShapeDtypeStruct((VOCAB_LOGPROB_ROWS, words), np.uint32)

@@ -77,9 +77,8 @@ class BeamFakeEngine(FakeEngine):
     def _sample(self, sequence, fingerprint):
         return super()._sample(sequence, fingerprint) if sequence.request.beams is None else row_after(fingerprint)
 
-    def complete(self, plan):
-        tokens = self._run(plan)
-        self._count(plan)
+    def _take(self, plan, tokens):
+        self.num_surplus += sum(sequence.finished for sequence in plan.sequences)
         self.scheduler.update(plan, [0 if isinstance(token, tuple) else token for token in tokens])
         for sampler, token in zip(plan.samplers, tokens, strict=True):
             sequence = sampler.sequence
@@ -118,12 +117,7 @@ class BeamFakeEngine(FakeEngine):
                 assert described(request.beams.selector) == search_alone(request, len(request.sequences), **options)
 
     def _count(self, plan):
-        self.num_steps += 1
-        self.num_preemptions += len(plan.preempted)
-        self.num_copies += len(plan.block_copies)
-        self.num_swapped_out += len(plan.swap_out)
-        self.num_swapped_in += len(plan.swap_in)
-        self.num_computed += plan.num_tokens
+        super()._count(plan)
         self.num_rested += sum(
             not victim.finished and victim.request.beams is not None and victim.request.beams.has_row(victim)
             for victim in plan.preempted)

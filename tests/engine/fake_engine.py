@@ -8,6 +8,7 @@ compared with the fingerprints of its true tokens.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from typing import Any
 
@@ -71,10 +72,14 @@ class Sizes:
     max_num_batched_tokens: int = 8
     max_model_len: int = 40
     policy: Policy = "fcfs"
+    overlap: bool = False
 
 
 class FakeEngine:
-    """The loop of an engine: schedule, pretend to run, update, stop; with every check on."""
+    """The loop of an engine: schedule, pretend to run, update, stop; with every check on.
+
+    With ``overlap`` the outcome of a step is withheld until the next one is planned and has run.
+    """
 
     def __init__(self, sizes: Sizes) -> None:
         self.sizes = sizes
@@ -97,6 +102,8 @@ class FakeEngine:
         self.num_swapped_out = 0
         self.num_swapped_in = 0
         self.num_computed = 0
+        self.num_fed = 0
+        self.num_surplus = 0
         # The device. Unwritten memory holds a value that no prefix has.
         shape = (sizes.num_blocks, sizes.block_size)
         self._content = np.full(shape, 0xDEAD, np.uint64)
@@ -107,6 +114,8 @@ class FakeEngine:
         self._host = [np.resize(memory, (sizes.num_swap_blocks, sizes.block_size)) for memory in self._device]
         columns = -(-sizes.max_model_len // sizes.block_size)
         self._tables = np.zeros((sizes.num_groups, sizes.max_num_seqs, columns), np.int32)
+        self._newest = np.zeros(sizes.max_num_seqs, np.int32)
+        self._in_flight: collections.deque[tuple[StepPlan, list[Any]]] = collections.deque()
         # Everything computed before a change of weights or a reset belongs to an earlier era.
         self._current_era = 0
         self._era_of: dict[Sequence, int] = {}
@@ -134,8 +143,17 @@ class FakeEngine:
         return plan
 
     def complete(self, plan: StepPlan) -> None:
-        """Run a plan and take in its tokens."""
+        """Run a plan, and take in the tokens of the oldest that has run."""
+        self._dispatch(plan)
+        self._take(*self._in_flight.popleft())
+
+    def _dispatch(self, plan: StepPlan) -> None:
         tokens = self._run(plan)
+        self._newest[plan.sampler_slot] = [0 if isinstance(token, tuple) else token for token in tokens]
+        self._in_flight.append((plan, tokens))
+        self._count(plan)
+
+    def _count(self, plan: StepPlan) -> None:
         self.num_steps += 1
         self.num_preemptions += len(plan.preempted)
         self.num_forks += sum(sampler.sequence is not plan.sequences[sampler.row] for sampler in plan.samplers)
@@ -143,6 +161,10 @@ class FakeEngine:
         self.num_swapped_out += len(plan.swap_out)
         self.num_swapped_in += len(plan.swap_in)
         self.num_computed += plan.num_tokens
+        self.num_fed += len(plan.fed)
+
+    def _take(self, plan: StepPlan, tokens: list[Any]) -> None:
+        self.num_surplus += sum(sequence.finished for sequence in plan.sequences)
         self.scheduler.update(plan, tokens)
         self.scheduler.check_integrity()
         for sampler, token in zip(plan.samplers, tokens, strict=True):
@@ -153,11 +175,21 @@ class FakeEngine:
         self.scheduler.check_integrity()
 
     def step(self) -> StepPlan | None:
-        """One turn of the loop; ``None`` when there was nothing to do."""
-        plan = self.schedule()
-        if plan is not None:
-            self.complete(plan)
+        """One turn of the loop, which completes a step; ``None`` when there was nothing to do."""
+        for _ in range(1 + self.sizes.overlap - len(self._in_flight)):
+            plan = self.schedule()
+            if plan is not None:
+                self._dispatch(plan)
+        if not self._in_flight:
+            return None
+        plan, tokens = self._in_flight.popleft()
+        self._take(plan, tokens)
         return plan
+
+    def reset(self) -> list[Request]:
+        """Give up everything."""
+        self._in_flight.clear()
+        return self.scheduler.reset()
 
     def forget_prefixes(self, *, weights_changed: bool) -> None:
         """Reset the prefix cache, or change the weights, after which nothing computed before may be found."""
@@ -221,11 +253,12 @@ class FakeEngine:
         self._tables[group, slot, column] = block
         self._write(plan)
         for row, sequence in enumerate(plan.sequences):
-            self._check_context(int(plan.slot[row]), int(plan.start[row] + plan.count[row]), sequence)
+            fed = [self._newest[plan.slot[row]]] if row in plan.fed else []
+            self._check_context(int(plan.slot[row]), int(plan.start[row] + plan.count[row]), sequence, fed)
         tokens = []
         for sequence, _, row in plan.samplers:
             end = int(plan.start[row] + plan.count[row])
-            assert end == sequence.num_tokens
+            assert end == sequence.target - 1 == plan.sampler_position[len(tokens)]
             block, offset = self._place(0, int(plan.slot[row]), end - 1)
             tokens.append(self._sample(sequence, int(self._content[block, offset])))
         return tokens
@@ -240,7 +273,9 @@ class FakeEngine:
         written = set()
         slots = np.repeat(plan.slot, plan.count).tolist()
         sequences = [sequence for sequence, n in zip(plan.sequences, plan.count, strict=True) for _ in range(n)]
-        tokens, positions = plan.token_ids().tolist(), plan.positions().tolist()
+        ids = plan.token_ids()
+        ids[(np.cumsum(plan.count) - plan.count)[plan.fed]] = self._newest[plan.slot[plan.fed]]
+        tokens, positions = ids.tolist(), plan.positions().tolist()
         for slot, position, token, sequence in zip(slots, positions, tokens, sequences, strict=True):
             for group in range(self.sizes.num_groups):
                 before = 0
@@ -255,10 +290,10 @@ class FakeEngine:
                 self._salt[place] = sequence.params.cache_salt
                 self._era[place] = self._current_era
 
-    def _check_context(self, slot: int, end: int, sequence: Sequence) -> None:
+    def _check_context(self, slot: int, end: int, sequence: Sequence, fed: list[np.int32]) -> None:
         positions = np.arange(end)
         offset = positions % self.sizes.block_size
-        expected = fingerprints(sequence.token_ids[:end])
+        expected = fingerprints(np.append(sequence.token_ids[:end], fed).astype(np.int32))
         for group in range(self.sizes.num_groups):
             block = self._tables[group, slot, positions // self.sizes.block_size]
             assert self._content[block, offset].tolist() == expected

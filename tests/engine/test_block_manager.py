@@ -35,7 +35,7 @@ def compute(blocks: BlockManager, *sequences: Sequence) -> None:
     """Pretend that all tokens were computed."""
     for computed in sequences:
         computed.num_computed = computed.num_tokens
-        blocks.publish(computed)
+        blocks.publish(computed, computed.num_computed)
     blocks.check_integrity()
 
 
@@ -76,10 +76,10 @@ def test_scheduled_blocks_are_no_hits_until_they_are_computed() -> None:
     admit(blocks, first)
     assert blocks.find_prefix(second) == [[]]
     first.num_computed = 7
-    blocks.publish(first)
+    blocks.publish(first, first.num_computed)
     assert blocks.find_prefix(second) == [list(blocks.tables(first)[0][:1])]
     first.num_computed = 12
-    blocks.publish(first)
+    blocks.publish(first, first.num_computed)
     assert admit(blocks, second) == 8
     blocks.check_integrity()
 
@@ -146,7 +146,7 @@ def test_a_block_begun_before_a_reset_is_not_found_after_it_even_if_its_owner_ne
     running = sequence(range(6), prompt_logprobs=0)
     admit(blocks, running)
     running.num_computed = 2
-    blocks.publish(running)
+    blocks.publish(running, running.num_computed)
     forget(blocks)
     compute(blocks, running)
     assert run(blocks, range(6)) == 0

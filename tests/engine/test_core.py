@@ -299,7 +299,7 @@ def test_outputs_of_a_step_are_copies():
 
 def test_requests_can_join_while_others_run():
     engine = scripted_engine(lambda sequence: 10 + sequence.num_output)
-    engine.add_request([1], greedy(4), request_id="early")
+    engine.add_request([1], greedy(6), request_id="early")
     engine.step()
     engine.add_request([2], greedy(2), request_id="late")
     done = []

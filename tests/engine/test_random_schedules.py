@@ -23,6 +23,7 @@ SIZES = st.builds(
     max_num_seqs=st.integers(1, 6),
     max_num_batched_tokens=st.sampled_from([1, 2, 3, 7, 16, 64]),
     policy=st.sampled_from(["fcfs", "priority"]),
+    overlap=st.booleans(),
 )
 
 
@@ -90,7 +91,7 @@ class AnySchedule(RuleBasedStateMachine):
     def interrupt(self) -> None:
         unfinished = list(self.engine.scheduler.requests)
         self.engine.schedule()
-        assert self.engine.scheduler.reset() == unfinished
+        assert self.engine.reset() == unfinished
 
     @invariant()
     def integrity(self) -> None:
@@ -142,6 +143,7 @@ def _random_run(seed: int) -> FakeEngine:
             max_num_seqs=int(rng.integers(3, 8)),
             max_num_batched_tokens=int(rng.choice([1, 4, 8, 16, 32])),
             policy="fcfs" if rng.random() < 0.5 else "priority",
+            overlap=bool(seed % 2),
         )
     )
     for _ in range(25):
@@ -174,6 +176,8 @@ def _check_random_runs(seeds: range) -> None:
     # The run proves something only if all this has happened, often.
     assert sum(engine.num_steps for engine in engines) > 400 * len(seeds)
     assert sum(engine.num_preemptions for engine in engines) > 10 * len(seeds)
+    assert sum(engine.num_fed for engine in engines) > 100 * len(seeds)
+    assert sum(engine.num_surplus for engine in engines) > 2 * len(seeds)
     assert sum(engine.num_forks for engine in engines) > 5 * len(seeds)
     assert sum(engine.num_copies for engine in engines) > 2 * len(seeds)
     assert sum(engine.num_swapped_out for engine in engines) > 20 * len(seeds)

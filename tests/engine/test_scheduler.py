@@ -430,15 +430,15 @@ def test_kv_slots_wasted_on_a_real_workload(block_size: int, bound: float) -> No
 
 
 def _lose_a_slot(scheduler: Scheduler) -> None:
-    scheduler._free_slots.pop()
+    scheduler._running.free_slots.pop()
 
 
 def _give_a_slot_twice(scheduler: Scheduler) -> None:
-    scheduler._free_slots[0] = 0
+    scheduler._running.free_slots[0] = 0
 
 
 def _run_out_of_order(scheduler: Scheduler) -> None:
-    scheduler._running.reverse()
+    scheduler._running.sequences.reverse()
 
 
 def _lose_a_waiting_sequence(scheduler: Scheduler) -> None:
@@ -456,13 +456,13 @@ def _forget_a_request(scheduler: Scheduler) -> None:
 
 
 def _leak_blocks(scheduler: Scheduler) -> None:
-    sequence = scheduler._running.pop()
-    scheduler._free_slots.append(sequence.held_slot)
+    sequence = scheduler._running.sequences.pop()
+    scheduler._running.free_slots.append(sequence.held_slot)
     del scheduler._requests[sequence.request.request_id]
 
 
 def _finish_behind_its_back(scheduler: Scheduler) -> None:
-    scheduler._running[0].status = SequenceStatus.FINISHED
+    scheduler._running.sequences[0].status = SequenceStatus.FINISHED
 
 
 _DAMAGES = [
