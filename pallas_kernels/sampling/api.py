@@ -12,6 +12,7 @@ implementations, sums and logarithms differ in the last bits.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -107,12 +108,9 @@ def sample_rows(
     rows = logits.shape[0]
     if raw is not None and (raw.shape != logits.shape or raw.dtype != logits.dtype):
         raise ValueError(f"raw must be as logits, {logits.dtype} {logits.shape}, got {raw.dtype} {raw.shape}")
-    columns = {"wants_logprobs": wants_logprobs, "wants_limit": wants_limit}
+    _check_columns(rows, "", {"wants_logprobs": wants_logprobs, "wants_limit": wants_limit})
     if draws is not None:
-        columns |= {f"draws.{name}": column for name, column in draws._asdict().items()}
-    for name, column in columns.items():
-        if column is not None and column.shape != (rows,):
-            raise ValueError(f"{name} must be [B] with B = {rows}, got shape {column.shape}")
+        _check_columns(rows, "draws.", draws._asdict())
     if not 0 <= k <= logits.shape[1]:
         raise ValueError(f"k={k} is not allowed: 0 to the size of the vocabulary, which is {logits.shape[1]}")
     operands = {"logits": logits, "draws": draws, "filters": filters, "raw": raw, "wants_logprobs": wants_logprobs,
@@ -131,8 +129,8 @@ def token_logprobs(
     the same implementation reports.
     """
     _check(logits)
-    if targets.shape != logits.shape[:1]:
-        raise ValueError(f"targets must be [C] with C = {logits.shape[0]}, got shape {targets.shape}")
+    if targets.shape != logits.shape[:1] or targets.dtype != jnp.int32:
+        raise ValueError(f"targets must be int32 [C] with C = {logits.shape[0]}, got {targets.dtype} {targets.shape}")
     if k < 0:
         raise ValueError(f"k={k} is not allowed: at least 0")
     operands = {"logits": logits, "targets": targets, "k": min(k, logits.shape[1])}
@@ -149,6 +147,17 @@ def log_normalizer(logits: Float[Array, "B V"], implementation: str | None = Non
 
 def _run(operation: str, implementation: str | None, operands: dict[str, Any]) -> Any:
     return registry.choose(operation, implementation, operands=operands).implementation.load()(**operands)
+
+
+_DTYPES = {"temperature": jnp.float32, "top_p": jnp.float32, "log_min_p": jnp.float32, "top_k": jnp.int32,
+           "greedy": jnp.bool_, "wants_logprobs": jnp.bool_, "wants_limit": jnp.bool_}
+
+
+def _check_columns(rows: int, prefix: str, columns: Mapping[str, Array | None]) -> None:
+    for name, column in columns.items():
+        dtype = jnp.dtype(_DTYPES.get(name, jnp.uint32))
+        if column is not None and (column.shape != (rows,) or column.dtype != dtype):
+            raise ValueError(f"{prefix}{name} must be {dtype} [B] with B = {rows}, got {column.dtype} {column.shape}")
 
 
 def _check(logits: Array) -> None:
