@@ -117,8 +117,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     costs = ModelCosts.of(model, cache_spec(model, "auto"))
     bounds = [bound_of(costs, machine, workload) for workload in workloads]
     rates = measured_rates(chosen.measured)
-    print(f"{machine_line(description)}\n{chosen.model} in {model.dtype.name}; reading {machine.bytes_per_second / 1e9:.1f} "
-          f"GB/s, computing {machine.flops_per_second / 1e9:,.0f} GFLOP/s\n\n" + report(bounds, rates))
+    speeds = f"reads {machine.bytes_per_second / 1e9:.1f} GB/s, computes {machine.flops_per_second / 1e9:,.0f} GFLOP/s"
+    print(f"{machine_line(description)}\n{chosen.model} in {model.dtype.name}; the machine {speeds}\n\n"
+          + report(bounds, rates))
     write_json(chosen.json, {
         "machine": description, "speed": dataclasses.asdict(machine), "model": chosen.model, "dtype": model.dtype.name,
         "costs": dataclasses.asdict(costs), "bounds": [dataclasses.asdict(bound) for bound in bounds],
