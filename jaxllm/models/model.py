@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,10 @@ from jaxllm.weights.spec import ParamSpec
 
 Params = dict[Any, Any]
 """Nested dict of parameter leaves; a layer's number is an int key."""
+
+
+Leaves = list[Array]
+"""A tree's leaves in their order: what a compiled program takes with less effort than a tree."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +78,12 @@ class Model:
         """The parameters that ``logits`` needs."""
         name = "head" if "head" in self.graphs else "embedding"
         return {name: params[name]}
+
+    @functools.cached_property
+    def layer_trees(self) -> list[Any]:
+        """The structure of each layer's parameters."""
+        layers = nest(dict.fromkeys(self.specs, 0))["layers"]
+        return [jax.tree.structure(layers[number]) for number in range(len(layers))]
 
     @property
     def weight_bytes(self) -> int:

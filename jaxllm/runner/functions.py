@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -15,10 +15,11 @@ from jaxtyping import Array, Float, Int, UInt32
 from jaxllm.config import EngineConfig
 from jaxllm.kv_cache import block_table, pool
 from jaxllm.kv_cache.block_table import BlockTable
+from jaxllm.kv_cache.pool import KVPool
 from jaxllm.models.decoder import StepContext
-from jaxllm.models.model import Model, Params
+from jaxllm.models.model import Leaves, Model, Params
 from jaxllm.runner.batch import StepBatch
-from jaxllm.runner.keys import Key
+from jaxllm.runner.keys import Key, LayerChunk
 from jaxllm.sampling import (
     MAX_LOGPROBS,
     LogitsProcessor,
@@ -39,20 +40,20 @@ from pallas_kernels import paged_attention_metadata, positions_and_rows
 
 @dataclasses.dataclass(frozen=True)
 class StepFunctions:
-    """The functions for a model and an engine's sizes."""
+    """The functions for a model and an engine's sizes. chunks: the runs of layers of ``layer_chunks``."""
 
     model: Model
     config: EngineConfig
+    chunks: list[LayerChunk]
 
     def of(self, key: Key) -> tuple[Callable[..., Any], tuple[int, ...]]:
         """A program's function, and which of its arguments it may reuse the memory of."""
-        graphs = key.kind if isinstance(key.kind, tuple) else ()
-        variant = key.kind if isinstance(key.kind, Variant) else Variant.GREEDY
+        kind: Any = key.kind
         functions: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
             "begin": (self.begin, ()),
-            "layers": (functools.partial(self.model.run_layers, graphs), (1, 3)),
+            "layers": (functools.partial(self.layers, kind), (1, 3)),
             "end": (self.end, ()),
-            "sample": (functools.partial(self.sample, variant), (1,)),
+            "sample": (functools.partial(self.sample, kind), (1,)),
             "prompt_logprobs": (self.prompt_logprobs, ()),
             "vocab_logprobs": (self.vocab_logprobs, ()),
             "update_table": (block_table.update, (0,)),
@@ -74,6 +75,14 @@ class StepFunctions:
         # A slot that has no token (``NO_TOKEN``) fails when the host learns of it; until then any will do.
         token_ids = jnp.where(batch.fed < 0, batch.token_ids, jnp.maximum(newest[batch.fed], 0))
         return self.model.embed(outer, token_ids), self.model.step_context(where.positions, slots, attention)
+
+    def layers(self, kind: int, params: Sequence[Leaves], x: Float[Array, "T D"], step: StepContext, cache: KVPool
+               ) -> tuple[Float[Array, "T D"], KVPool]:
+        """A run of layers. params: each layer's leaves, in the order of its tree."""
+        chunk = next(chunk for chunk in self.chunks if chunk.kind == kind)
+        nested = [jax.tree.unflatten(tree, leaves)
+                  for tree, leaves in zip(self.model.layer_trees[chunk.layers], params, strict=True)]
+        return self.model.run_layers(self.model.layer_graphs[chunk.layers], nested, x, step, cache)
 
     def end(self, outer: Params, x: Float[Array, "T D"], sample_rows: Int[Array, " R"]
             ) -> tuple[Float[Array, "R D"], Float[Array, "T D"]]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import NamedTuple
-
-from flax import nnx
 
 from jaxllm.models.model import Model
 from jaxllm.sampling import Variant
@@ -20,29 +19,35 @@ PROMPT_LOGPROB_ROWS = 64
 VOCAB_LOGPROB_ROWS = 8
 """Rows whose log-probabilities of the whole vocabulary are computed per call of ``vocab_logprobs``."""
 
-LayerKind = tuple[nnx.GraphDef, ...]
-"""The graphs of a run of layers: runs of equal graphs share their executable."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class LayerChunk:
+    """A run of layers that one call computes. Runs of the same kind, a number, have equal graphs and share their
+    executable."""
+
+    kind: int
+    layers: slice
 
 
 class Key(NamedTuple):
     """Which executable: a program, the bucket it is compiled for (0 if it has one size), and of which kind: the
-    sampler's variant, or the graphs of the layers."""
+    sampler's variant, or the number of the kind of layers. Hashed in every call: it holds numbers and a name only."""
 
     program: str
     bucket: int = 0
-    kind: Variant | LayerKind | None = None
+    kind: Variant | int | None = None
 
     def __str__(self) -> str:
         kind = f" ({self.kind.name.lower()})" if isinstance(self.kind, Variant) else ""
         return f"{self.program}{kind}" + (f" for {self.bucket} rows" if self.bucket else "")
 
 
-def layer_chunks(model: Model, layers_per_program: int) -> list[tuple[LayerKind, slice]]:
+def layer_chunks(model: Model, layers_per_program: int) -> list[LayerChunk]:
     """Cut the layers into runs, as long as possible up to ``layers_per_program`` while dividing them evenly."""
     layers = len(model.layer_graphs)
     length = max(size for size in range(1, min(layers_per_program, layers) + 1) if layers % size == 0)
     chunks = [slice(first, first + length) for first in range(0, layers, length)]
-    return [(model.layer_graphs[chunk], chunk) for chunk in chunks]
+    kinds = list(dict.fromkeys(model.layer_graphs[chunk] for chunk in chunks))
+    return [LayerChunk(kinds.index(model.layer_graphs[chunk]), chunk) for chunk in chunks]
 
 
 def prompt_logprob_rows(token_bucket: int) -> int:

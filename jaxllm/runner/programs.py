@@ -24,13 +24,13 @@ from jaxllm.config import EngineConfig
 from jaxllm.kv_cache.block_table import BlockTable
 from jaxllm.kv_cache.pool import KVPool
 from jaxllm.kv_cache.spec import KVSpec
-from jaxllm.models.model import Model, Params
+from jaxllm.models.model import Leaves, Model, Params
 from jaxllm.program_cache.executables import ExecutableCache
 from jaxllm.runner.batch import StepBatch
 from jaxllm.runner.buckets import buckets
 from jaxllm.runner.functions import StepFunctions
 from jaxllm.runner.host_pool import HostBlocks
-from jaxllm.runner.keys import Key, LayerKind, layer_chunks
+from jaxllm.runner.keys import Key, layer_chunks
 from jaxllm.runner.signatures import Signatures, empty_state
 from jaxllm.sampling import SampleOutput, SamplingRows, SamplingState, SlotRow, TokenLogprobs, Variant, VocabLogprobs
 
@@ -51,8 +51,8 @@ class Programs:
         self.token_buckets = buckets(config.max_num_batched_tokens)
         self.row_buckets = buckets(config.max_num_seqs)
         self.chunks = layer_chunks(model, layers_per_program)
-        self._functions = StepFunctions(model, config)
-        self._signatures = Signatures(self._functions, spec, self.chunks)
+        self._functions = StepFunctions(model, config, self.chunks)
+        self._signatures = Signatures(self._functions, spec)
         self.traces: collections.Counter[str] = collections.Counter()
         self._executables: dict[Key, Any] = {}
         self._lock = threading.Lock()
@@ -75,9 +75,9 @@ class Programs:
         return ["update_table", "copy_blocks", "set_sampling_slot", *swap]
 
     @property
-    def kinds(self) -> list[LayerKind]:
-        """The different runs of layers that need an executable each."""
-        return list(dict.fromkeys(kind for kind, _ in self.chunks))
+    def kinds(self) -> list[int]:
+        """The kinds of runs of layers, which need an executable each."""
+        return sorted({chunk.kind for chunk in self.chunks})
 
     def forward_keys(self, tokens: int) -> list[Key]:
         """What ``forward`` needs for a token bucket."""
@@ -111,17 +111,19 @@ class Programs:
 
     # The programs, as the runner calls them.
 
-    def forward(self, outer: Params, layers: Sequence[Params], cache: KVPool, table: BlockTable, newest: Array,
+    def forward(self, outer: Params, layers: Sequence[Leaves], cache: KVPool, table: BlockTable, newest: Array,
                 batch: StepBatch) -> tuple[KVPool, Array, Array]:
         """Donates ``cache``. Returns it, the hidden rows to sample from ``[R, D]`` and all hidden rows ``[T, D]``.
 
-        outer, layers: the model's ``outer_params`` and each layer's parameters. newest: each slot's newest token.
+        outer, layers: the model's ``outer_params`` and the leaves of each layer's parameters. newest: each slot's
+        newest token.
         """
         tokens = batch.token_ids.shape[0]
         x, step = self._run(Key("begin", tokens), outer, table, newest, batch)
         written: KVPool = []
-        for kind, chunk in self.chunks:
-            x, part = self._run(Key("layers", tokens, kind), layers[chunk], x, step, cache[chunk])
+        for chunk in self.chunks:
+            x, part = self._run(
+                Key("layers", tokens, chunk.kind), layers[chunk.layers], x, step, cache[chunk.layers])
             written += part
         rows, hidden = self._run(Key("end", tokens), outer, x, batch.sample_rows)
         return written, rows, hidden
@@ -175,10 +177,8 @@ class Programs:
         """All that a program depends on beside the sources; ``None`` where functions of the user are among it."""
         if self.config.logits_processors:
             return None
-        kind = self.kinds.index(key.kind) if isinstance(key.kind, tuple) else key.kind
-        lengths = [chunk.stop - chunk.start for _, chunk in self.chunks]
-        return (key.program, key.bucket, kind, lengths, self.model.config, self.model.dtype, self.spec,
-                dataclasses.replace(self.config, seed=None))
+        return (*key, self.chunks, self.model.config, self.model.dtype, self.spec,
+                dataclasses.replace(self.config, seed=None, overlap=True))
 
     def _counted(self, key: Key, function: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*arguments: Any) -> Any:

@@ -21,7 +21,6 @@ from jaxllm.runner.keys import (
     TABLE_CHANGES,
     VOCAB_LOGPROB_ROWS,
     Key,
-    LayerKind,
     prompt_logprob_rows,
 )
 from jaxllm.sampling import RowTable, SamplingRows, SamplingState, SlotRow, Variant, init_state, mask_words
@@ -29,11 +28,10 @@ from jaxllm.sampling import RowTable, SamplingRows, SamplingState, SlotRow, Vari
 
 @dataclasses.dataclass(frozen=True)
 class Signatures:
-    """The arguments for a model, an engine's sizes and a cache. chunks: the runs of layers of ``layer_chunks``."""
+    """The arguments for a model, an engine's sizes and a cache."""
 
     functions: StepFunctions
     spec: KVSpec
-    chunks: list[tuple[LayerKind, slice]]
 
     def of(self, key: Key) -> tuple[Any, ...]:
         """The arguments of a program, as shapes and dtypes."""
@@ -53,8 +51,9 @@ class Signatures:
             x, step = jax.eval_shape(self.functions.begin, outer, table, _ints(rows), batch)
             if key.program == "end":
                 return outer, x, batch.sample_rows
-            chunk = next(chunk for kind, chunk in self.chunks if kind == key.kind)
-            return [params["layers"][layer] for layer in range(chunk.start, chunk.stop)], x, step, cache[chunk]
+            chunk = next(chunk.layers for chunk in self.functions.chunks if chunk.kind == key.kind)
+            layers = [jax.tree.leaves(params["layers"][layer]) for layer in range(chunk.start, chunk.stop)]
+            return layers, x, step, cache[chunk]
         if key.program == "sample":
             hidden = jax.ShapeDtypeStruct((rows, width), model.dtype)
             variant = Variant(key.kind)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ _SHOWN = 5
 
 
 class Weights:
-    """outer, head: the model's ``outer_params`` and ``head_params``; layers: each layer's own."""
+    """outer, head: the model's ``outer_params`` and ``head_params``; layers: each layer's own, as leaves."""
 
     def __init__(self, model: Model, params: Params) -> None:
         self._model = model
@@ -32,7 +32,7 @@ class Weights:
         placed = check_params(self._model, params)
         self.outer = self._model.outer_params(placed)
         self.head = self._model.head_params(placed)
-        self.layers = [placed["layers"][layer] for layer in range(self._model.config.num_layers)]
+        self.layers = [jax.tree.leaves(placed["layers"][layer]) for layer in range(self._model.config.num_layers)]
         self.present, self._asleep = True, None
 
     @property
@@ -40,7 +40,8 @@ class Weights:
         """The parameters as a nested dict; ``EngineError`` while there are none."""
         if not self.present:
             raise EngineError("the engine has no weights: wake it up, or give it some with update_params")
-        return {**self.outer, "layers": dict(enumerate(self.layers))}
+        layers = map(jax.tree.unflatten, self._model.layer_trees, self.layers)
+        return {**self.outer, "layers": dict(enumerate(layers))}
 
     def put_aside(self) -> None:
         """Move them to host memory; nothing where there are none."""
