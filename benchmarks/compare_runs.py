@@ -12,7 +12,20 @@ from pathlib import Path
 from typing import Any
 
 from harness import Work, Workload, load_workload
-from peers.engines import HF, LLAMACPP, LLAMACPP_Q4, OPENVINO, OPENVINO_Q4, OURS, PLAIN, VLLM, WIDE, XLA, EngineSpec
+from peers.engines import (
+    HF,
+    LLAMACPP,
+    LLAMACPP_Q4,
+    OPENVINO,
+    OPENVINO_Q4,
+    OURS,
+    PLAIN,
+    SYNC,
+    VLLM,
+    WIDE,
+    XLA,
+    EngineSpec,
+)
 from peers.worker import EngineFailed, Worker
 
 START = "start"
@@ -53,9 +66,9 @@ class Plan:
 
 W5_SAMPLING = dict(load_workload("W5").sampling)
 PLANS = {
-    "W1": Plan((OURS, PLAIN, XLA, HF, VLLM, OPENVINO, OPENVINO_Q4, LLAMACPP, LLAMACPP_Q4)),
+    "W1": Plan((OURS, PLAIN, SYNC, XLA, HF, VLLM, OPENVINO, OPENVINO_Q4, LLAMACPP, LLAMACPP_Q4)),
     "W1r": Plan((OURS, PLAIN)),
-    "W2": Plan((OURS, PLAIN, XLA, VLLM, OPENVINO, OPENVINO_Q4, LLAMACPP_Q4)),
+    "W2": Plan((OURS, PLAIN, SYNC, XLA, VLLM, OPENVINO, OPENVINO_Q4, LLAMACPP_Q4)),
     "W3": Plan((OURS, VLLM, OPENVINO), (Pass("cold"), Pass("warm", cold=False))),
     "W4": Plan((OURS, XLA, HF, VLLM, OPENVINO, LLAMACPP)),
     "W5": Plan((WIDE,), (

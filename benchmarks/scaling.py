@@ -2,7 +2,8 @@
 
 The first table submits so many requests of a workload together, and reports the whole run, and its steps in which every
 one of them got a token and nothing else was computed. Host time is the processor time of the thread that plans and
-dispatches the steps and records their results; the model itself runs on others.
+dispatches the steps and records their results; the model itself runs on others. Steps overlap, so that a step's time is
+that between results.
 
 The second table decodes a few tokens after contexts of growing length, each of which begins with the one before, so
 that the prefix cache has most of it; and reports the step that computed the last full chunk of prompt tokens.

@@ -12,6 +12,7 @@ from typing import Any
 OURS = "jaxllm"
 PLAIN = "jaxllm-plain"
 WIDE = "jaxllm-128"
+SYNC = "jaxllm-sync"
 XLA = "jaxllm-xla"
 HF, VLLM = "hf-bf16", "vllm-bf16"
 OPENVINO, OPENVINO_Q4 = "openvino-f16", "openvino-q4_1"
@@ -54,6 +55,7 @@ def find_engines(root: Path | None, model: str, dtype: str) -> dict[str, EngineS
     ours = [
         _jaxllm(OURS, "with its defaults", model, dtype),
         _jaxllm(PLAIN, "speculation off", model, dtype, speculative_config=None),
+        _jaxllm(SYNC, "overlap off", model, dtype, overlap=False),
         _jaxllm(WIDE, "max_num_seqs=128", model, dtype, max_num_seqs=128),
         dataclasses.replace(_jaxllm(XLA, "kernels of XLA only", model, dtype),
                             options={"model": model, "llm": {"dtype": dtype}, "implementation": "xla"}),

@@ -11,6 +11,7 @@ from pathlib import Path
 import compare
 import compare_runs
 import pytest
+import tabulate
 from compare_rows import ROWS, judge
 from compare_runs import PLANS, START, Results, Session, compare_workload
 from harness import load_workload
@@ -152,6 +153,10 @@ def test_the_report_has_every_figure_row_and_reason(tmp_path, monkeypatch, capsy
     assert {(run["engine"], run["median"]["seconds"]) for run in report["runs"]} == {(OURS, 1.28), (PLAIN, 2.56)}
     assert [problem["engine"] for problem in report["problems"]] == [HF]
     assert [each["met"] for each in report["rows"]] == [None]
+    assert tabulate.main([str(path)]) == 0
+    table = capsys.readouterr().out
+    assert "| W1 decode tok/s | 100 | hf-bf16 | - | - | 1.3 | not measured |" in table
+    assert "| jaxllm-plain | 50.0 | - |" in table
     for part in ("100 %", "not measured", f"{VLLM}: vLLM", "MISSING: neither", f"{HF} FAILED at W1: ValueError"):
         assert part in text
 

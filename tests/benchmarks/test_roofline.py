@@ -4,6 +4,7 @@ import json
 
 import pytest
 import roofline
+import tabulate
 from harness import load_workload
 from tiny_checkpoint import write_tiny_checkpoint, write_workload
 
@@ -68,3 +69,9 @@ def test_measured_rates_are_held_against_the_highest_possible(folder, tmp_path, 
     capsys.readouterr()
     roofline.main([*arguments, "--measured", str(compared)])
     assert "25 %" in capsys.readouterr().out
+    assert tabulate.main([str(report)]) == 0
+    assert "| 25 % |" in capsys.readouterr().out
+    report.write_text("{}")
+    with pytest.raises(SystemExit):
+        tabulate.main([str(report)])
+    assert "is no report" in capsys.readouterr().err

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import scaling
+import tabulate
 from tiny_checkpoint import write_tiny_checkpoint, write_workload
 
 
@@ -17,21 +18,25 @@ def run(model, tmp_path, *arguments):
     status = scaling.main(["--model", str(model), "--dtype", "float32", "--kv-cache-bytes", "1M", "--repeat", "2",
                            "--json", str(path), *arguments])
     assert status == 0
+    assert tabulate.main([str(path)]) == 0
     return json.loads(path.read_text())
 
 
 def test_loads_are_measured_by_the_run_and_by_the_steps_that_only_decode(model, tmp_path, capsys):
     workload = write_workload(tmp_path, [(9, 5), (20, 4), (13, 6), (7, 3)])
     one, all_four = run(model, tmp_path, "--workload", workload, "--requests", "1,4", "--contexts", "")["loads"]
-    # One request of 5 tokens: the prompt's step, which brings the first, and four more.
-    assert (one["requests"], one["steps"], one["full_steps"]) == (1, 5, 4)
+    # One request of 5 tokens: the prompt's step, which brings the first, and four more. The engine computes one step
+    # ahead, so that the prompt's results come when a decoding step has begun, and the last ones when none has.
+    assert (one["requests"], one["steps"], one["full_steps"]) == (1, 5, 3)
     # The shortest of the four has two tokens after its first, the longest five.
-    assert (all_four["requests"], all_four["steps"], all_four["full_steps"]) == (4, 6, 2)
+    assert (all_four["requests"], all_four["steps"], all_four["full_steps"]) == (4, 6, 1)
     for each, outputs, prompts in ((one, 5, 9), (all_four, 18, 49)):
         assert each["total_rate"] / each["output_rate"] == pytest.approx((outputs + prompts) / outputs)
         assert each["host_ms"] > 0
         assert each["step_ms"] > 0
-    assert "host ms" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "host ms" in text
+    assert "| requests | output tok/s |" in text
 
 
 def test_contexts_grow_to_the_models_own(model, tmp_path):

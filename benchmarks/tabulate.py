@@ -1,0 +1,105 @@
+"""Turn the JSON reports of ``compare.py``, ``roofline.py`` and ``scaling.py`` into the Markdown tables of
+docs/performance.md, so that no figure there is typed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Report = Mapping[str, Any]
+MIB = 2.0**-20
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def number(value: float | None) -> str:
+    """Three digits that matter, or a dash."""
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def comparison(report: Report) -> str:
+    """The demands, and all engines' figures."""
+    rows = []
+    for row in report["rows"]:
+        scale = MIB if "MiB" in row["row"] else 1.0
+        ours, theirs = (None if value is None else value * scale for value in (row["ours"], row["theirs"]))
+        met = "not measured" if row["met"] is None else "yes" if row["met"] else "no"
+        rows.append((row["row"], number(ours), row["peer"], number(theirs), number(row["ratio"]), f"{row['floor']:g}",
+                     met))
+    return markdown(("", "jaxllm", "against", "theirs", "ratio", "at least", "met"), rows) + "\n\n" + engines(report)
+
+
+def engines(report: Report) -> str:
+    """One line per engine."""
+    medians = {(run["engine"], run["workload"], run["pass"]): run["median"] for run in report["runs"]}
+    columns: dict[str, tuple[str, str, str]] = {
+        "W1 decode tok/s": ("W1", "cold", "decode_rate"), "W2 output tok/s": ("W2", "cold", "output_rate"),
+        "W3 output tok/s": ("W3", "cold", "output_rate"), "again": ("W3", "warm", "output_rate"),
+        "W4 TTFT s": ("W4", "cold", "ttft"), "start s": ("start", "4 GiB", "first_token"),
+        "peak MiB of W2, KV 4 GiB": ("start", "4 GiB", "peak_batch"),
+    }
+    rows = []
+    for engine in report["engines"]:
+        values = [medians.get((engine, workload, name), {}).get(figure) for workload, name, figure in columns.values()]
+        values[-1] = None if values[-1] is None else values[-1] * MIB
+        if any(value is not None for value in values):
+            rows.append((engine, *map(number, values)))
+    return markdown(("", *columns), rows)
+
+
+def roofline(report: Report) -> str:
+    """Bounds, and what was measured."""
+    speed = report["speed"]
+    rows = []
+    for bound in report["bounds"]:
+        rate = report["measured"].get(bound["workload"])
+        rows.append((
+            bound["workload"], number(bound["prompts"]["bytes"] / 1e9), number(bound["prompts"]["flops"] / 1e9),
+            number(bound["prompts_seconds"]), number(bound["decoding"]["bytes"] / 1e9),
+            number(bound["decoding"]["flops"] / 1e9), number(bound["decoding_seconds"]), number(bound["output_rate"]),
+            number(rate), "-" if rate is None else f"{100 * rate / bound['output_rate']:.0f} %"))
+    header = ("", "prompts: GB", "GFLOP", "least s", "decoding: GB", "GFLOP", "least s", "most output tok/s",
+              "measured", "of it")
+    return (f"{speed['bytes_per_second'] / 1e9:.1f} GB/s, {speed['flops_per_second'] / 1e9:,.0f} GFLOP/s\n\n"
+            + markdown(header, rows))
+
+
+def scaling(report: Report) -> str:
+    """By requests and by contexts."""
+    loads = [(str(each["requests"]), number(each["output_rate"]), number(each["total_rate"]), number(each["step_ms"]),
+              number(each["host_ms"])) for each in report["loads"]]
+    contexts = [(f"{each['tokens']:,}", number(each["decode_ms"]), number(each["chunk_ms"]))
+                for each in report["contexts"]]
+    return (markdown(("requests", "output tok/s", "total tok/s", "ms per step", "host ms"), loads) + "\n\n"
+            + markdown(("context", "ms per decoding step", "ms per 512 prompt tokens"), contexts))
+
+
+KINDS: dict[str, Callable[[Report], str]] = {"rows": comparison, "bounds": roofline, "loads": scaling}
+"""By a key that only reports of that kind have."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("reports", type=Path, nargs="+", help="JSON files")
+    for path in parser.parse_args(arguments).reports:
+        report = json.loads(path.read_text())
+        kind = next((make for key, make in KINDS.items() if key in report), None)
+        if kind is None:
+            parser.error(f"{path} is no report of compare.py, roofline.py or scaling.py")
+        print(kind(report) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
