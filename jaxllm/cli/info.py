@@ -67,6 +67,7 @@ def _sections(report: dict[str, Any]) -> Iterator[tuple[str, Iterator[tuple[str,
     if "machine" in report:
         yield "This machine", _machine(report["machine"])
         yield "Memory", _memory(report)
+        yield "A decoding step", _step(report)
         yield "Compiled programs", _compilation(report["compilation"])
 
 
@@ -103,6 +104,9 @@ def _machine(machine: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "platform", f"{machine['platform']} ({machine['device']}{count})"
     yield "free memory", format_bytes(machine["free_bytes"])
     yield "kernels", ", ".join(f"{operation}: {name}" for operation, name in machine["kernels"].items())
+    if machine["platform"] == "cpu":
+        native = machine["native_kernels"]
+        yield "native kernels", native.get("instruction_set") or f"none: {native['unavailable']}"
 
 
 def _memory(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -118,6 +122,14 @@ def _memory(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
                                   f"{fits['num_blocks'] - 1:,} blocks of {fits['block_size']}")
     yield "longest request", f"{fits['max_model_len']:,} tokens"
     yield "at once", f"{fits['max_num_seqs']} samples, {fits['max_num_batched_tokens']} tokens a step"
+
+
+def _step(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    step = report["step"]
+    yield "reads", (f"{format_bytes(step['weight_bytes'])} of weights, and for each sequence "
+                    f"{format_bytes(report['running']['kv_bytes_per_token'])} per token of its context")
+    yield "computes", (f"{step['flops_per_token'] / 1e9:.3g} GFLOP for each sequence, and "
+                       f"{step['flops_per_context_token'] / 1e3:.3g} kFLOP per token of its context")
 
 
 def _compilation(compilation: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -123,23 +123,28 @@ def _architecture(config: Any) -> Report:
 def _describe_engine(report: Report, model: Model, tokenizer: Tokenizer | None, engine: EngineOptions) -> None:
     import jax
 
+    from jaxllm.bench.roofline import ModelCosts
     from jaxllm.engine.build import EngineSizes, cache_spec, choose_config, layers_per_program
     from jaxllm.platform import free_device_memory, free_host_memory
     from jaxllm.program_cache.entries import Entries
     from jaxllm.program_cache.folder import cache_bytes, cache_folder, folder_of_jax
     from jaxllm.runner.programs import Programs
-    from pallas_kernels import registry
 
     device, platform = jax.devices()[0], jax.default_backend()
     free = free_host_memory() if platform == "cpu" else free_device_memory(device, engine.gpu_memory_utilization)
     report["machine"] = {
         "platform": platform, "device": device.device_kind, "devices": jax.device_count(), "free_bytes": free,
-        "kernels": {operation: registry.choose(operation).implementation.name for operation in registry.operations()},
+        "kernels": _kernels(model), "native_kernels": _native_kernels(),
     }
     spec = cache_spec(model, engine.kv_cache_dtype)
     report["running"] |= {
         "kv_bytes_per_token": spec.bytes_per_token,
         "kv_bytes_full_context": spec.bytes_per_token * model.config.max_position_embeddings,
+    }
+    costs = ModelCosts.of(model, spec)
+    report["step"] = {
+        "weight_bytes": costs.layer_bytes + costs.head_bytes, "flops_per_token": costs.layer_flops + costs.head_flops,
+        "flops_per_context_token": costs.attention_flops,
     }
     try:
         config, spec = choose_config(model, EngineSizes(**engine.given()), tokenizer)
@@ -157,3 +162,28 @@ def _describe_engine(report: Report, model: Model, tokenizer: Tokenizer | None, 
     report.setdefault("compilation", {})["cache"] = None if folder is None else {
         "path": str(folder), **dataclasses.asdict(Entries(folder, limit).contents()), "limit": limit}
     report["compilation"]["cache_of_jax"] = folder_of_jax()
+
+
+def _kernels(model: Model) -> dict[str, str]:
+    """The implementation of each operation that serves this model, in its dtype."""
+    import jax
+    import jax.numpy as jnp
+
+    from pallas_kernels import registry
+
+    config, array = model.config, jax.ShapeDtypeStruct
+    weight = array((config.hidden_size, config.hidden_size), model.dtype)
+    query = array((8, config.num_heads, config.head_dim), model.dtype)
+    logits = array((8, config.vocab_size), jnp.float32)
+    operands: dict[str, dict[str, Any]] = {
+        "matmul": {"x": weight, "weight": weight, "out_dtype": model.dtype}, "paged_attention": {"q": query}}
+    return {operation: registry.choose(operation, operands=operands.get(operation, {"logits": logits})
+                                       ).implementation.name for operation in registry.operations()}
+
+
+def _native_kernels() -> Report:
+    """The instruction set that native kernels use, or why there are none."""
+    from pallas_kernels import cpu
+
+    reason = cpu.unavailable()
+    return {"instruction_set": cpu.instruction_set()} if reason is None else {"unavailable": reason}

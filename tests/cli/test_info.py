@@ -72,7 +72,11 @@ def test_the_text_says_the_same(run, folder, small):
     result = run("info", folder, *small, "--dtype", "float32")
     assert result.exit_code == 0
     text = " ".join(result.stdout.split())
-    for part in ("LlamaForCausalLM (family llama)", "2, width 32, MLP 48", "4 heads, 2 KV heads, head dim 8",
+    matrices = 2 * (32 * 32 + 2 * 16 * 32 + 32 * 32 + 3 * 48 * 32) + 264 * 32
+    weights = f"{4 * (matrices + 2 * 2 * 32) / 1024:.1f} KiB of weights"
+    for part in (weights, "256 B per token of its context", "0.256 kFLOP per token of its context",
+                 f"{2 * matrices / 1e9:.3g} GFLOP for each sequence", "LlamaForCausalLM (family llama)",
+                 "2, width 32, MLP 48", "4 heads, 2 KV heads, head dim 8",
                  "256 tokens", "chat template yes", "258 '<|im_end|>'", "paged_attention: xla", "in float32",
                  "longest request 128 tokens", "8 samples, 32 tokens a step", "at most ",
                  "1 files, 2.0 KiB of at most 3.0 MiB"):
@@ -152,3 +156,15 @@ def test_a_model_that_is_not_there_is_an_error(run):
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == "error: no such file or folder: '/no/such/model'\n"
     assert run("info", "a", "-m", "b").exit_code == 2
+
+
+def test_native_kernels_are_named_with_their_instruction_set_or_what_is_missing(run, folder, monkeypatch):
+    from pallas_kernels import cpu
+
+    machine = report(run, folder, "--dtype", "bfloat16")["machine"]
+    if cpu.unavailable() is None:
+        assert machine["native_kernels"] == {"instruction_set": cpu.instruction_set()}
+        assert machine["kernels"]["matmul"] == "cpu"
+    assert report(run, folder, "--dtype", "float32")["machine"]["kernels"]["matmul"] == "xla"
+    monkeypatch.setattr("pallas_kernels.cpu.unavailable", lambda: "no compiler")
+    assert "native kernels none: no compiler" in " ".join(run("info", folder, "--dtype", "float32").stdout.split())
