@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import logging
 import os
 from pathlib import Path
 
 import jax
 
 import pallas_kernels.cpu as package
+
+logger = logging.getLogger("pallas_kernels")
 
 LIBRARY = "PALLAS_KERNELS_CPU_LIBRARY"
 INSTRUCTION_SET = "PALLAS_KERNELS_CPU_INSTRUCTION_SET"
@@ -78,7 +81,17 @@ def require(target: str) -> str:
 
 @functools.cache
 def _load() -> ctypes.CDLL | str:
-    """The library, its targets entered; or why there is none."""
+    """The library, its targets entered; or why there is none. Logged once."""
+    library = _open()
+    if isinstance(library, str):
+        logger.info("no native kernels, XLA computes everything: %s", library)
+    else:
+        number = library.pallas_kernels_cpu_instruction_set()
+        logger.info("native kernels: %s", INSTRUCTION_SETS[number])
+    return library
+
+
+def _open() -> ctypes.CDLL | str:
     file = _find()
     if file is None:
         return "the package was installed without them (no C++ compiler, or not Linux on x86-64)"
