@@ -12,6 +12,7 @@ from jaxllm.errors import CapacityError, ParameterError
 from jaxllm.kv_cache.spec import KVSpec
 from jaxllm.models.config import DecoderConfig
 from jaxllm.sampling_params import LOGPROBS_MODES, MAX_SEED, LogprobsMode
+from jaxllm.speculative.config import SpeculativeConfig
 
 logger = logging.getLogger("jaxllm")
 
@@ -32,8 +33,8 @@ class EngineConfig:
     model's may be padded beyond). unused_token_ids: those among them that stand for nothing and are never sampled.
     logprobs_mode: of requests that name none. seed: what the seeds of requests that bring none derive from, with the
     order of their arrival; ``None`` draws each from the operating system. overlap: plan and dispatch a step while the
-    one before runs. logits_processors: names and JAX functions,
-    compiled into the sampler (``LogitsProcessor``).
+    one before runs. speculation: guess tokens ahead where that pays; ``None`` is off. logits_processors: names and JAX
+    functions, compiled into the sampler (``LogitsProcessor``).
     """
 
     max_num_seqs: int
@@ -49,6 +50,7 @@ class EngineConfig:
     logprobs_mode: LogprobsMode = "raw_logprobs"
     seed: int | None = None
     overlap: bool = True
+    speculation: SpeculativeConfig | None = None
     unused_token_ids: tuple[int, ...] = ()
     logits_processors: tuple[tuple[str, Any], ...] = ()
 

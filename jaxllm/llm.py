@@ -94,6 +94,9 @@ class LLM:
     logits_processors: JAX functions ``(logits, state) -> logits`` by name, for requests to choose from.
     overlap: plan and dispatch each step while the one before it runs; without, one step is done before the next is
         planned. Outputs are the same.
+    speculative_config: guess tokens ahead from earlier occurrences of the last ones, where that pays; outputs are the
+        same to the bit. "auto" does so on CPUs, ``None`` never; {"method": "ngram", "num_speculative_tokens": 31,
+        "prompt_lookup_max": 4, "prompt_lookup_min": 2} are the defaults, and all that there is.
     generation_config: where the default sampling parameters come from: "auto", the model's
         ``generation_config.json``; "vllm", nowhere; or a folder with such a file.
     override_generation_config: entries of such a file that come on top.
@@ -131,6 +134,7 @@ class LLM:
         logprobs_mode: LogprobsMode = "raw_logprobs",
         logits_processors: Mapping[str, LogitsProcessor] | None = None,
         overlap: bool = True,
+        speculative_config: Mapping[str, Any] | str | None = "auto",
         generation_config: str | os.PathLike[str] = "auto",
         override_generation_config: Mapping[str, Any] | None = None,
         disable_log_stats: bool = True,
@@ -161,6 +165,7 @@ class LLM:
             seed=seed,
             logits_processors=logits_processors,
             overlap=overlap,
+            speculative_config=speculative_config,
         )
         source = open_source(model, revision, load_format)
         self._sampling_defaults = sampling_defaults(source, generation_config, override_generation_config)

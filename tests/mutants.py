@@ -283,3 +283,15 @@ def trailing_spaces_stay_in_the_context():
         return ids, len(tokenizer.encode(context))
 
     jaxllm.scoring._encode_texts = mutated
+
+
+@mutant("conformance/test_speculation.py::"
+        "test_drafts_that_turn_out_wrong_leave_no_trace[{'temperature': 1.0}-step by step]")
+def drafts_stand_whatever_was_sampled():
+    from jaxllm.engine import outcomes
+    from jaxllm.speculative.verify import standing_tokens
+
+    def mutated(plan, token_ids):
+        return {sequence: len(plan.drafts[sequence]) + 1 for sequence in standing_tokens(plan, token_ids)}
+
+    outcomes.standing_tokens = mutated

@@ -7,7 +7,7 @@ from jaxllm.arguments.table import REQUIRED, ArgumentTable, honoured, refused
 _ONE_DEVICE = "jaxllm runs on one device today; leave it out"
 _TEXT_ONLY = "jaxllm runs models of text only; leave it out"
 _NO_ADAPTERS = "jaxllm has no LoRA yet; merge the adapter into the weights (peft's merge_and_unload)"
-_NO_SPECULATION = "jaxllm does not speculate yet; leave it out"
+_NO_DRAFT_MODELS = 'set speculative_config={"method": "ngram"}, which is all that jaxllm speculates by'
 _ATTENTION_ONLY = "jaxllm has no state-space models; leave it out"
 _COMPILED = "jaxllm always runs compiled programs, a few per model; LLM.warm_up() compiles them all ahead"
 _OWN_KERNELS = "jaxllm chooses its kernels by platform; leave it out"
@@ -51,6 +51,7 @@ ENGINE_ARGUMENTS = ArgumentTable("LLM", [
         generation_config=("auto", ""),
         override_generation_config=({}, "names that are not known raise"),
         load_format=("auto", '"auto", "safetensors", "gguf", or "dummy": random weights'),
+        speculative_config=(None, 'the method "ngram" alone, or "auto": on where it pays; outputs are the same'),
         disable_log_stats=(True, "`False` logs a line of figures every 10 s"),
     ),
     *refused("jaxllm generates only; embeddings and classification are not there", "generate",
@@ -112,8 +113,7 @@ ENGINE_ARGUMENTS = ArgumentTable("LLM", [
              kv_transfer_config=None, kv_events_config=None, ec_transfer_config=None),
     *refused(_WEIGHTS_ON_DEVICE, set(), cpu_offload_gb=0, cpu_offload_params=set(), offload_backend="auto",
              offload_group_size=0, offload_num_in_group=1, offload_prefetch_step=1, offload_params=set()),
-    *refused(_NO_SPECULATION, speculative_config=None, speculative_model=None, num_speculative_tokens=None,
-             num_lookahead_slots=0),
+    *refused(_NO_DRAFT_MODELS, speculative_model=None, num_speculative_tokens=None, num_lookahead_slots=0),
     *refused(_NO_ADAPTERS, False, enable_lora=False, max_loras=1, max_lora_rank=16, max_cpu_loras=None,
              lora_dtype="auto", lora_extra_vocab_size=256, long_lora_scaling_factors=None, fully_sharded_loras=False,
              lora_target_modules=None, default_mm_loras=None, enable_tower_connector_lora=False,
@@ -146,7 +146,7 @@ ENGINE_ARGUMENTS = ArgumentTable("LLM", [
              show_hidden_metrics_for_version=None, kv_cache_metrics=False, kv_cache_metrics_sample=0.01,
              cudagraph_metrics=False, enable_layerwise_nvtx_tracing=False, enable_mfu_metrics=False,
              enable_logging_iteration_details=False, enable_mm_processor_stats=False),
-], own=("kv_cache_bytes", "first_step"))
+], own=("kv_cache_bytes", "first_step", "overlap"))
 
 GENERATE_ARGUMENTS = ArgumentTable("generate", [
     *honoured(

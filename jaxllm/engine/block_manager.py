@@ -86,6 +86,10 @@ class BlockManager:
         """The sequence's blocks, for each group."""
         return tuple(tuple(table) for table in self._holdings[sequence].tables)
 
+    def num_held_slots(self, sequence: Sequence) -> int:
+        """How many tokens the sequence's blocks have room for."""
+        return len(self._holdings[sequence].tables[0]) * self.block_size
+
     def holders(self) -> set[Sequence]:
         """The sequences that hold blocks."""
         return set(self._holdings)

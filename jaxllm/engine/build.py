@@ -35,6 +35,7 @@ from jaxllm.runner.programs import Programs
 from jaxllm.runner.runner import Runner
 from jaxllm.sampling import LogitsProcessor, check_processors
 from jaxllm.sampling_params import LogprobsMode
+from jaxllm.speculative.config import read_speculative_config
 from jaxllm.tokenization import Tokenizer
 
 CPU_DEFAULTS = {"max_num_seqs": 64, "max_num_batched_tokens": 512, "block_size": 32}
@@ -60,7 +61,12 @@ class EngineSizes:
     logprobs_mode: LogprobsMode = "raw_logprobs"
     seed: int | None = None
     overlap: bool = True
+    speculative_config: Any = "auto"
     logits_processors: Mapping[str, LogitsProcessor] | None = None
+
+    def __post_init__(self) -> None:
+        # Before a model is looked for: whether it is on depends on the machine, whether it is sound does not.
+        read_speculative_config(self.speculative_config, on_host=True)
 
 
 def choose_config(model: Model, sizes: EngineSizes, tokenizer: Tokenizer | None = None) -> tuple[EngineConfig, KVSpec]:
@@ -109,6 +115,7 @@ def choose_config(model: Model, sizes: EngineSizes, tokenizer: Tokenizer | None 
         logprobs_mode=sizes.logprobs_mode,
         seed=sizes.seed,
         overlap=sizes.overlap,
+        speculation=read_speculative_config(sizes.speculative_config, on_host=on_host),
         logits_processors=check_processors({} if sizes.logits_processors is None else sizes.logits_processors,
                                            vocab_size, max_model_len),
     )

@@ -29,6 +29,8 @@ from jaxllm.errors import EngineError, ParameterError
 from jaxllm.interrupt import HeldInterrupts
 from jaxllm.outputs import RequestOutput
 from jaxllm.sampling_params import SamplingParams
+from jaxllm.speculative.cost import StepCost
+from jaxllm.speculative.speculator import Speculator
 from jaxllm.tokenization import Tokenizer
 
 Inbox = collections.deque[Collector]
@@ -58,6 +60,7 @@ class Engine:
                 policy=config.scheduling_policy,
             ),
             blocks,
+            None if config.speculation is None else Speculator(config.speculation, StepCost.of_engine(config)),
         )
         self._admission = Admission(config, tokenizer, self.eos_token_ids)
         self._outcomes = Outcomes(self.scheduler)

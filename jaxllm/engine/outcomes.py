@@ -17,6 +17,7 @@ from jaxllm.engine.stopping import check_stop
 from jaxllm.errors import EngineError, ParameterError
 from jaxllm.outputs import FinishReason, OutputError
 from jaxllm.sampling import NO_TOKEN
+from jaxllm.speculative.verify import standing_tokens
 
 
 class Outcomes:
@@ -44,6 +45,7 @@ class Outcomes:
         self.totals.num_preemptions += len(plan.preempted)
         self.totals.num_swapped_out += len(plan.swap_out)
         self.totals.num_swapped_in += len(plan.swap_in)
+        self.totals.num_draft_tokens += sum(map(len, plan.drafts.values()))
         for sequence in plan.admitted:
             metrics = sequence.request.metrics
             if metrics.first_scheduled_time is None:
@@ -60,18 +62,26 @@ class Outcomes:
                 self._collectors[part.sequence.request.request_id].add_prompt_logprobs(
                     part.first, part.count, part.values, part.offset)
         errors = self._token_errors(plan, token_ids)
+        standing = standing_tokens(plan, token_ids)
         # A request that fails keeps what all its samples had before this step.
         live = [not sampler.sequence.finished for sampler in plan.samplers]
         taken = [token if alive and sampler.sequence.request.request_id not in errors else NO_TOKEN
                  for sampler, token, alive in zip(plan.samplers, token_ids, live, strict=True)]
         self._scheduler.update(plan, taken)
-        self.totals.num_generated_tokens += sum(token != NO_TOKEN for token in taken)
+        self.totals.num_generated_tokens += sum(
+            token != NO_TOKEN for sampler, token in zip(plan.samplers, taken, strict=True) if not sampler.ahead)
         now = time.perf_counter()
         progressed: dict[str, Collector] = {}
         for row, (sampler, token) in enumerate(zip(plan.samplers, token_ids, strict=True)):
             sequence = sampler.sequence
             if sequence.finished:
-                continue  # before this step, or its request has failed, or its search ended, just now
+                continue  # before this step, or its request has failed, or its search ended, or a draft did, just now
+            if sampler.ahead:
+                if sampler.ahead >= standing[sequence]:
+                    continue
+                self._scheduler.extend(sequence, token)
+                self.totals.num_generated_tokens += 1
+                self.totals.num_accepted_tokens += 1
             request_id = sequence.request.request_id
             collector = progressed[request_id] = self._collectors[request_id]
             metrics = sequence.request.metrics
@@ -93,7 +103,7 @@ class Outcomes:
         errors: dict[str, EngineError] = {}
         for sampler, token in zip(plan.samplers, token_ids, strict=True):
             request_id = sampler.sequence.request.request_id
-            if not sampler.sequence.finished and request_id not in errors:
+            if not sampler.sequence.finished and not sampler.ahead and request_id not in errors:
                 error = _token_error(sampler.sequence, token)
                 if error is not None:
                     errors[request_id] = error

@@ -9,16 +9,24 @@ import numpy as np
 
 from jaxllm.engine.request import Sequence
 
+Drafts = dict[Sequence, np.ndarray]
+"""By sequence, i32[drafts]: the tokens that are guessed to follow."""
+
 
 class Sampler(NamedTuple):
     """One token to sample: for which sequence, with which slot's sampling state, from the last token of which row.
 
-    A sequence forked in this step has no row of its own and samples from its parent's.
+    A sequence forked in this step has no row of its own and samples from its parent's. ahead: from how many drafts
+    after the row's last certain token instead.
     """
 
     sequence: Sequence
     slot: int
     row: int
+    ahead: int = 0
+
+
+_NO_DRAFTS = np.zeros(0, np.int32)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -29,7 +37,7 @@ class StepPlan:
     sequences: one per row, rows sorted by slot.
     slot, start, count: i32[rows]; row r computes tokens start[r] .. start[r] + count[r] - 1 of its sequence.
     fed: the rows whose one token is what the step before samples for their slot, which the host need not know yet.
-    samplers: sorted by slot; one sampled token is expected for each, in this order.
+    samplers: sorted by slot, then by ``ahead``; one sampled token is expected for each, in this order.
     sampler_slot, sampler_position: i32[samplers]; each one's slot, and where in its sequence the token goes.
     forks: those of them that have no row of their own, with the one they sample from.
     table_updates: i32[k, 4] of (group, slot, column, block), no two for the same place.
@@ -40,6 +48,7 @@ class StepPlan:
     swap_out: i32[o, 2] of (device block, host block), host blocks distinct.
     swap_in: i32[i, 2] of (host block, device block), device blocks distinct.
     num_tokens: the sum of ``count``, at most the token budget.
+    drafts: of the sequences that guess ahead, which the last tokens of their rows are.
 
     A plan that is never run must be dropped (``Scheduler.drop``): the device then lacks its updates, which concern only
     sequences that the plan itself names.
@@ -61,6 +70,18 @@ class StepPlan:
     swap_out: np.ndarray
     swap_in: np.ndarray
     num_tokens: int
+    drafts: Drafts = dataclasses.field(default_factory=dict)
+
+    @property
+    def ends(self) -> np.ndarray:
+        """i32[rows]: up to where each row's sequence is computed, whatever becomes of its drafts."""
+        ends = self.start + self.count
+        if self.drafts:
+            ends -= np.fromiter(map(len, map(self._drafts_of, self.sequences)), np.int32, len(ends))
+        return ends
+
+    def _drafts_of(self, sequence: Sequence) -> np.ndarray:
+        return self.drafts.get(sequence, _NO_DRAFTS)
 
     def token_ids(self) -> np.ndarray:
         """i32[num_tokens]: the tokens to compute, row after row; 0 for those that are fed.
@@ -73,6 +94,8 @@ class StepPlan:
             first, end = end, end + count
             known = sequence.token_ids[start : start + count]
             ids[first : first + len(known)] = known
+            drafts = self._drafts_of(sequence)
+            ids[end - len(drafts) : end] = drafts
         return ids
 
     def positions(self) -> np.ndarray:
@@ -85,7 +108,8 @@ class StepPlan:
 class StepDraft:
     """A plan in the making: the tokens left to give, those given to each sequence, and what else changes.
 
-    forks: (parent, child), the parent being among those given tokens.
+    forks: (parent, child), the parent being among those given tokens. drafts: what those that are given their last
+    certain token compute besides.
     """
 
     budget: int
@@ -93,6 +117,7 @@ class StepDraft:
     forks: list[tuple[Sequence, Sequence]] = dataclasses.field(default_factory=list)
     admitted: list[Sequence] = dataclasses.field(default_factory=list)
     preempted: list[Sequence] = dataclasses.field(default_factory=list)
+    drafts: Drafts = dataclasses.field(default_factory=dict)
 
     def give(self, sequence: Sequence, count: int) -> None:
         """Give the sequence ``count`` tokens of the budget."""
@@ -111,12 +136,17 @@ class StepDraft:
         samplers = [Sampler(sequences[row], sequences[row].held_slot, row)
                     for row in np.flatnonzero(end == target).tolist()]
         forks: list[tuple[Sequence, int]] = []
-        if self.forks:
+        if self.forks or self.drafts:
             row_of = {sequence: row for row, sequence in enumerate(sequences)}
             forks = [(child, row_of[parent]) for parent, child in self.forks]
             samplers += [Sampler(child, child.held_slot, row) for child, row in forks]
-            samplers.sort(key=lambda sampler: sampler.slot)
+            for sequence, drafts in self.drafts.items():
+                row = row_of[sequence]
+                count[row] += len(drafts)
+                samplers += [Sampler(sequence, sequence.held_slot, row, ahead) for ahead in range(1, len(drafts) + 1)]
+            samplers.sort(key=lambda sampler: (sampler.slot, sampler.ahead))
         sampler_row = np.fromiter((sampler.row for sampler in samplers), np.int32, len(samplers))
+        ahead_of = np.fromiter((sampler.ahead for sampler in samplers), np.int32, len(samplers))
         return StepPlan(
             sequences=sequences,
             slot=slot,
@@ -125,7 +155,7 @@ class StepDraft:
             fed=np.flatnonzero(pending),
             samplers=samplers,
             sampler_slot=np.fromiter((sampler.slot for sampler in samplers), np.int32, len(samplers)),
-            sampler_position=end[sampler_row],
+            sampler_position=end[sampler_row] + ahead_of,
             forks=forks,
             table_updates=table_updates,
             block_copies=block_copies,
@@ -135,4 +165,5 @@ class StepDraft:
             swap_out=swap_out,
             swap_in=swap_in,
             num_tokens=int(count.sum()),
+            drafts=self.drafts,
         )

@@ -127,13 +127,14 @@ class Sequence:
     num_cached_tokens: tokens found in the prefix cache when it was first admitted.
     hash_chain: its block hashes, kept by the block manager across preemptions.
     constraint: what the host forbids it next, if anything; kept across preemptions.
-    lookahead: how it is guessed to go on, once that is asked; kept across preemptions.
+    lookahead: how it is guessed to go on, once that is asked; kept across preemptions. is_guessing: whether a planned
+        step computes such tokens, so that more than the one pending may come of it.
     """
 
     __slots__ = (
-        "_buffer", "constraint", "finish_reason", "hash_chain", "index", "lookahead", "num_cached_tokens",
-        "num_computed", "num_pending", "num_preemptions", "num_prompt", "num_tokens", "order", "request", "slot",
-        "status", "stop_reason",
+        "_buffer", "constraint", "finish_reason", "hash_chain", "index", "is_guessing", "lookahead",
+        "num_cached_tokens", "num_computed", "num_pending", "num_preemptions", "num_prompt", "num_tokens", "order",
+        "request", "slot", "status", "stop_reason",
     )  # fmt: skip
 
     def __init__(self, request: Request, index: int) -> None:
@@ -155,6 +156,7 @@ class Sequence:
         self.hash_chain: HashChain | None = None
         self.constraint = None if request.constraints is None else request.constraints.start()
         self.lookahead: Lookahead | None = None
+        self.is_guessing = False
 
     @property
     def params(self) -> SamplingParams:
@@ -179,7 +181,8 @@ class Sequence:
     @property
     def must_wait(self) -> bool:
         """Whether the host has to know the pending token before the one after it can be sampled."""
-        return self.num_pending > 0 and (self.constraint is not None or self.request.beams is not None)
+        return self.num_pending > 0 and (
+            self.is_guessing or self.constraint is not None or self.request.beams is not None)
 
     @property
     def token_ids(self) -> np.ndarray:

@@ -18,6 +18,8 @@ from jaxllm.engine.schedule_integrity import QUEUED, check_schedule, has_row
 from jaxllm.engine.waiting_queue import WaitingQueue
 from jaxllm.errors import CapacityError, ParameterError
 from jaxllm.outputs import FinishReason
+from jaxllm.speculative.drafting import add_drafts
+from jaxllm.speculative.speculator import Speculator
 
 
 class Scheduler:
@@ -43,7 +45,7 @@ class Scheduler:
     Raises ``CapacityError`` when the pool cannot hold one sequence of ``max_model_len``.
     """
 
-    def __init__(self, config: SchedulerConfig, blocks: BlockManager) -> None:
+    def __init__(self, config: SchedulerConfig, blocks: BlockManager, speculator: Speculator | None = None) -> None:
         available = blocks.num_blocks - 1
         needed = blocks.blocks_for(config.max_model_len)
         if needed > available:
@@ -54,6 +56,7 @@ class Scheduler:
             )
         self.config = config
         self.blocks = blocks
+        self._speculator = speculator
         self._num_arrived = 0
         self._clear()
 
@@ -109,7 +112,10 @@ class Scheduler:
     def schedule(self) -> StepPlan | None:
         """Plan the step that follows the ones planned so far; ``None`` when there is nothing it could compute."""
         self._settle()
-        step = StepDraft(self.config.max_num_batched_tokens, admitted=self._beams.forked.copy())
+        budget = self.config.max_num_batched_tokens
+        if self._speculator is not None and self._speculator.waits(self._running.sequences, budget):
+            return None
+        step = StepDraft(budget, admitted=self._beams.forked.copy())
         self._schedule_running(step)
         for sequence in step.counts.copy():
             self._fork_samples(sequence, step)
@@ -122,15 +128,20 @@ class Scheduler:
         if not step.counts:
             self._preempted += step.preempted
             return None
+        if self._speculator is not None:
+            add_drafts(step, self._speculator, self._running, self.blocks, budget)
         step.preempted[:0] = self._preempted
         self._preempted, self._beams.forked = [], []
         plan = self._newest = step.plan(*self.blocks.take_changes(), *self.blocks.swap.take_moves())
-        ends = (plan.start + plan.count).tolist()
+        ends = plan.ends.tolist()
         for sequence, end in zip(plan.sequences, ends, strict=True):
             sequence.num_computed = end
-        for sequence, _, row in plan.samplers:
-            sequence.num_computed = ends[row]
-            sequence.num_pending += 1
+        for sequence, _, row, ahead in plan.samplers:
+            if not ahead:
+                sequence.num_computed = ends[row]
+                sequence.num_pending += 1
+        for sequence in plan.drafts:
+            sequence.is_guessing = True
         return plan
 
     def _settle(self) -> None:
@@ -149,7 +160,7 @@ class Scheduler:
                 sequence.status = SequenceStatus.ENDING
 
     def _publish(self, plan: StepPlan) -> None:
-        ends = (plan.start + plan.count).tolist()
+        ends = plan.ends.tolist()
         for sequence, end in zip(plan.sequences, ends, strict=True):
             if sequence.status is SequenceStatus.RUNNING:
                 self.blocks.publish(sequence, end)
@@ -168,11 +179,19 @@ class Scheduler:
         if plan is self._newest:
             self._newest = None
         self._publish(plan)
-        for (sequence, *_), token in zip(plan.samplers, np.asarray(token_ids).tolist(), strict=True):
-            if not sequence.finished:
+        for (sequence, *_, ahead), token in zip(plan.samplers, np.asarray(token_ids).tolist(), strict=True):
+            if not sequence.finished and not ahead:
                 sequence.num_pending -= 1
+                sequence.is_guessing = False
                 if token >= 0 and sequence.request.beams is None:
                     sequence.append(token)
+
+    def extend(self, sequence: Sequence, token: int) -> None:
+        """Append one more token of the plan last recorded: one after a draft that turned out to be the token before."""
+        sequence.append(token)
+        if sequence.status is SequenceStatus.RUNNING:
+            sequence.num_computed += 1
+            self.blocks.publish(sequence, sequence.num_computed)
 
     def continue_beams(self, succession: Succession) -> None:
         """Let the sequences of a beam search go on as a selection says."""

@@ -18,6 +18,8 @@ class EngineTotals:
     num_preemptions: int = 0
     num_swapped_out: int = 0
     num_swapped_in: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -25,6 +27,7 @@ class EngineStats:
     """The engine at this moment, and its totals since it was made.
 
     num_computed_tokens: tokens that went through the model, those computed anew after a preemption included.
+    num_draft_tokens, num_accepted_tokens: tokens guessed ahead (``speculative_config``), and those of them that came.
     num_swapped_out, num_swapped_in: blocks copied to host memory, and back. kv_blocks_total excludes the null block.
     swap_blocks_total, swap_blocks_used: host blocks. kv_waste: share of the allocated slots that hold no token.
     prefix_hit_rate: share of the prompt tokens looked up in the prefix cache that were found.
@@ -39,6 +42,8 @@ class EngineStats:
     num_preemptions: int
     num_swapped_out: int
     num_swapped_in: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
     kv_blocks_total: int
     kv_blocks_used: int
     kv_blocks_cached: int

@@ -42,9 +42,10 @@ class StatsLog:
         seconds = max(elapsed, 1e-9)
         logger.info(
             "%.1f prompt tokens/s, %.1f generated tokens/s; %d running, %d waiting; KV cache %.1f%% used; prefix cache "
-            "%.1f%% hits; %d preemptions",
+            "%.1f%% hits; %d preemptions; %d of %d drafts accepted",
             (stats.num_prompt_tokens - self._prompt_tokens) / seconds,
             (stats.num_generated_tokens - self._generated_tokens) / seconds, stats.num_running, stats.num_waiting,
-            100 * stats.kv_blocks_used / stats.kv_blocks_total, 100 * stats.prefix_hit_rate, stats.num_preemptions)
+            100 * stats.kv_blocks_used / stats.kv_blocks_total, 100 * stats.prefix_hit_rate, stats.num_preemptions,
+            stats.num_accepted_tokens, stats.num_draft_tokens)
         self._since = None if idle else now
         self._prompt_tokens, self._generated_tokens = stats.num_prompt_tokens, stats.num_generated_tokens

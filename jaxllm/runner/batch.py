@@ -20,17 +20,17 @@ class StepBatch:
     token_ids: padded to the token bucket. fed: for each token, the slot whose newest sampled token takes its place, or
     -1. query_start: slot r owns tokens ``query_start[r]:query_start[r + 1]``.
     lengths: each slot's context, this step's tokens included (0 for idle slots). sample_rows: for each token to
-    sample, the index of the hidden row it is sampled from; padded with 0.
+    sample, the index of the hidden row it is sampled from; padded with 0 up to the largest row bucket.
     """
 
     token_ids: Int[Array, " T"]
     fed: Int[Array, " T"]
     query_start: Int[Array, " R1"]
     lengths: Int[Array, " R"]
-    sample_rows: Int[Array, " R"]
+    sample_rows: Int[Array, " B"]
 
 
-def build_batch(plan: StepPlan, token_bucket: int, max_num_seqs: int) -> StepBatch:
+def build_batch(plan: StepPlan, token_bucket: int, max_num_seqs: int, max_rows: int) -> StepBatch:
     """Lay a plan out as arrays. Loops over the step's requests, never over their tokens."""
     counts = np.zeros(max_num_seqs, np.int32)
     counts[plan.slot] = plan.count
@@ -43,9 +43,9 @@ def build_batch(plan: StepPlan, token_bucket: int, max_num_seqs: int) -> StepBat
     fed = np.full(token_bucket, -1, np.int32)
     fed_slots = plan.slot[plan.fed]
     fed[query_start[fed_slots]] = fed_slots
-    sample_rows = np.zeros(max_num_seqs, np.int32)
+    sample_rows = np.zeros(max_rows, np.int32)
     rows = np.fromiter((sampler.row for sampler in plan.samplers), np.int32, len(plan.samplers))
-    sample_rows[:len(rows)] = query_start[plan.slot[rows] + 1] - 1
+    sample_rows[:len(rows)] = query_start[plan.slot[rows]] + plan.sampler_position - 1 - plan.start[rows]
     arrays: Any = (token_ids, fed, query_start, lengths, sample_rows)
     return StepBatch(*arrays)
 

@@ -84,8 +84,8 @@ class StepFunctions:
                   for tree, leaves in zip(self.model.layer_trees[chunk.layers], params, strict=True)]
         return self.model.run_layers(self.model.layer_graphs[chunk.layers], nested, x, step, cache)
 
-    def end(self, outer: Params, x: Float[Array, "T D"], sample_rows: Int[Array, " R"]
-            ) -> tuple[Float[Array, "R D"], Float[Array, "T D"]]:
+    def end(self, outer: Params, x: Float[Array, "T D"], sample_rows: Int[Array, " B"]
+            ) -> tuple[Float[Array, "B D"], Float[Array, "T D"]]:
         """The hidden rows to sample from, and all of them."""
         hidden = self.model.finish(outer, x)
         return hidden[sample_rows], hidden
@@ -94,9 +94,8 @@ class StepFunctions:
                hidden: Float[Array, "R D"], rows: SamplingRows, mask: UInt32[Array, "B W"] | None
                ) -> tuple[SamplingState | None, Int[Array, " R"], SampleOutput]:
         """A token for each row, which becomes its slot's newest."""
-        missing = rows.num_rows - hidden.shape[0]
-        hidden = jnp.pad(hidden, ((0, missing), (0, 0))) if missing > 0 else hidden[:rows.num_rows]
-        state, output = sample(self._logits(head, hidden), rows, state, variant, mask, processors=self._processors)
+        logits = self._logits(head, hidden[:rows.num_rows])
+        state, output = sample(logits, rows, state, variant, mask, processors=self._processors)
         return state, newest.at[rows.slot].set(output.token_ids, mode="drop"), output
 
     def vocab_logprobs(self, head: Params, state: SamplingState, hidden: Float[Array, "T D"],

@@ -113,7 +113,7 @@ class Programs:
 
     def forward(self, outer: Params, layers: Sequence[Leaves], cache: KVPool, table: BlockTable, newest: Array,
                 batch: StepBatch) -> tuple[KVPool, Array, Array]:
-        """Donates ``cache``. Returns it, the hidden rows to sample from ``[R, D]`` and all hidden rows ``[T, D]``.
+        """Donates ``cache``. Returns it, the hidden rows to sample from ``[B, D]`` and all hidden rows ``[T, D]``.
 
         outer, layers: the model's ``outer_params`` and the leaves of each layer's parameters. newest: each slot's
         newest token.

@@ -139,7 +139,8 @@ class Runner:
             self.cache = self.programs.copy_blocks(self.cache, pairs)
         for changes in _chunks(plan.table_updates, TABLE_CHANGES, -1):
             self.table = self.programs.update_table(self.table, changes)
-        batch = build_batch(plan, bucket_for(self.programs.token_buckets, plan.num_tokens), self.config.max_num_seqs)
+        batch = build_batch(plan, bucket_for(self.programs.token_buckets, plan.num_tokens), self.config.max_num_seqs,
+                            self.programs.row_buckets[-1])
         self.cache, rows, hidden = self.programs.forward(
             self.weights.outer, self.weights.layers, self.cache, self.table, self.newest, batch)
         prompt_logprobs = list(self._prompt_logprobs(plan, batch.query_start, hidden))

@@ -14,6 +14,7 @@ from jaxllm.kv_cache import abstract_pool, block_table
 from jaxllm.kv_cache.spec import KVSpec
 from jaxllm.models.model import Model, nest
 from jaxllm.runner.batch import StepBatch
+from jaxllm.runner.buckets import buckets
 from jaxllm.runner.functions import StepFunctions
 from jaxllm.runner.keys import (
     BLOCK_COPIES,
@@ -44,7 +45,8 @@ class Signatures:
         table = jax.eval_shape(lambda: block_table.empty(len(self.spec.groups), rows, config.blocks_per_sequence))
         state = jax.eval_shape(functools.partial(empty_state, model, config))
         words = mask_words(vocab)
-        batch = StepBatch(_ints(key.bucket), _ints(key.bucket), _ints(rows + 1), _ints(rows), _ints(rows))
+        sampled = buckets(rows)[-1]
+        batch = StepBatch(_ints(key.bucket), _ints(key.bucket), _ints(rows + 1), _ints(rows), _ints(sampled))
         if key.program == "begin":
             return outer, table, _ints(rows), batch
         if key.program in ("layers", "end"):
@@ -55,7 +57,7 @@ class Signatures:
             layers = [jax.tree.leaves(params["layers"][layer]) for layer in range(chunk.start, chunk.stop)]
             return layers, x, step, cache[chunk]
         if key.program == "sample":
-            hidden = jax.ShapeDtypeStruct((rows, width), model.dtype)
+            hidden = jax.ShapeDtypeStruct((sampled, width), model.dtype)
             variant = Variant(key.kind)  # type: ignore[arg-type]
             mask = jax.ShapeDtypeStruct((key.bucket, words), np.uint32) if variant == Variant.MASKED else None
             return (head, state if variant >= Variant.FULL else None, _ints(rows), hidden, _no_rows(rows, key.bucket),

@@ -5,12 +5,23 @@ from __future__ import annotations
 import bisect
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
+
+from jaxllm.config import EngineConfig
+from jaxllm.runner.buckets import buckets
 
 TOKENS_PER_WEIGHT_READ = 40
 """So many tokens' arithmetic takes as long as reading the weights once, whatever their number: on CPUs with bfloat16
 units 30 to 80, on accelerators more."""
 LEAST_GAIN = 0.1
 """What a draft must bring where the step has room for it anyway: its share of attention and sampling is not free."""
+
+
+class Choice(NamedTuple):
+    """How many of the best drafts to compute, and how many times the tokens per cost without are expected of it."""
+
+    number: int
+    speedup: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +33,11 @@ class StepCost:
 
     token_buckets: Sequence[int]
     row_buckets: Sequence[int]
+
+    @classmethod
+    def of_engine(cls, config: EngineConfig) -> StepCost:
+        """For the sizes of an engine."""
+        return cls(buckets(config.max_num_batched_tokens), buckets(config.max_num_seqs))
 
     @staticmethod
     def of(bucket: int) -> float:
@@ -47,18 +63,19 @@ class StepCost:
         return found
 
 
-def worthwhile(gains: Sequence[float], num_rows: int, room: Sequence[tuple[int, float]]) -> int:
-    """How many of the best drafts to compute, so that the most tokens are expected for their cost.
+def choose(gains: Sequence[float], num_rows: int, room: Sequence[tuple[int, float]]) -> Choice:
+    """As many drafts that the most tokens are expected for their cost.
 
     gains: the tokens expected of each draft, best first. num_rows: the tokens that the step brings without.
     room: as of ``StepCost.room``.
     """
     gains = [gain for gain in gains if gain >= LEAST_GAIN]
-    best, best_rate, used, expected = 0, -1.0, 0, float(num_rows)
+    plain = num_rows / room[0][1]
+    best, used, expected = Choice(0, 1.0), 0, float(num_rows)
     for fit, cost in room:
         fit = min(fit, len(gains))
         expected += sum(gains[used:fit])
         used = max(used, fit)
-        if expected / cost > best_rate:
-            best, best_rate = used, expected / cost
+        if expected / cost > best.speedup * plain:
+            best = Choice(used, expected / cost / plain)
     return best

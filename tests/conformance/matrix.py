@@ -46,6 +46,8 @@ SETTINGS = {
     "preempted": {"pool": "small"},
     "by priority": {"scheduling_policy": "priority", "pool": "small"},
     "no prefix cache": {"enable_prefix_caching": False},
+    "room for guesses": {"max_num_seqs": 32},
+    "nothing guessed": {"speculative_config": None},
 }
 
 

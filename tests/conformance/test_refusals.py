@@ -10,7 +10,6 @@ from jaxllm import LLM, ParameterError
 from jaxllm.sampling_params import SamplingParams
 
 SPECULATIONS = [
-    ("speculative_config", {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2}),
     ("speculative_config", {"model": "draft", "num_speculative_tokens": 5}),
     ("speculative_model", "[ngram]"),
     ("num_speculative_tokens", 5),

@@ -1,5 +1,5 @@
-"""Each request's tokens, texts and log-probability bits are the same alone, in a mix, however the mix is scheduled,
-through ``stream``, and in another process."""
+"""Each request's tokens, texts and log-probability bits are the same alone, in a mix, however the mix is scheduled and
+whatever is guessed ahead, through ``stream``, and in another process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from conformance.matrix import SETTINGS, difference, make_llm, run_alone, run_mix, sized
 from tiny_folder import write_tiny_folder
 
-SOME = ("preempted to host memory", "token budget 23, two at a time")
+SOME = ("preempted to host memory", "token budget 23, two at a time", "room for guesses")
 # (mixes, settings, dtype)
 CASES = [
     pytest.param(range(4), SOME, "bfloat16", id="4 mixes, bfloat16"),
@@ -29,13 +29,13 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone(folder):
-    """Each mix's requests one at a time, without a prefix cache."""
+    """Each mix's requests one at a time, with nothing cached and nothing guessed."""
     known = {}
 
     def look_up(dtype, seeds):
         missing = [seed for seed in seeds if (dtype, seed) not in known]
         if missing:
-            llm = make_llm(folder, dtype, enable_prefix_caching=False)
+            llm = make_llm(folder, dtype, enable_prefix_caching=False, speculative_config=None)
             known.update({(dtype, seed): run_alone(llm, seed) for seed in missing})
         return {seed: known[dtype, seed] for seed in seeds}
 
@@ -57,6 +57,7 @@ def test_no_setting_changes_a_bit_of_any_request(folder, alone, seeds, settings,
     # The settings did what they are called.
     assert all(figures[setting].num_preemptions > 0 for setting in settings if "preempted" in setting)
     assert figures["preempted to host memory"].num_swapped_in > 0
+    assert figures["room for guesses"].num_draft_tokens > 0
     assert llm.stats().prefix_hit_rate > 0.2
 
 

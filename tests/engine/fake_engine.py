@@ -256,7 +256,7 @@ class FakeEngine:
             fed = [self._newest[plan.slot[row]]] if row in plan.fed else []
             self._check_context(int(plan.slot[row]), int(plan.start[row] + plan.count[row]), sequence, fed)
         tokens = []
-        for sequence, _, row in plan.samplers:
+        for sequence, _, row, _ in plan.samplers:
             end = int(plan.start[row] + plan.count[row])
             assert end == sequence.target - 1 == plan.sampler_position[len(tokens)]
             block, offset = self._place(0, int(plan.slot[row]), end - 1)

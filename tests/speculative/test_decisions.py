@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxllm.speculative.acceptance import Acceptance
-from jaxllm.speculative.cost import LEAST_GAIN, StepCost, worthwhile
+from jaxllm.speculative.cost import LEAST_GAIN, StepCost, choose
 from jaxllm.speculative.verify import num_standing
 
 COST = StepCost((8, 32, 64, 128), (8, 32, 64))
@@ -19,7 +19,7 @@ SMALL = st.lists(st.integers(-1, 2), min_size=1, max_size=6)
 @given(sampled=SMALL, drafts=st.lists(st.integers(0, 2), min_size=5, max_size=5))
 def test_a_draft_stands_while_it_and_all_before_it_are_what_was_sampled(sampled, drafts):
     drafts = drafts[:len(sampled) - 1]
-    standing = num_standing(sampled, drafts, no_token=-1)
+    standing = num_standing(sampled, drafts)
     assert 1 <= standing <= len(sampled)
     assert sampled[:standing - 1] == drafts[:standing - 1]
     assert -1 not in sampled[1:standing]
@@ -28,8 +28,8 @@ def test_a_draft_stands_while_it_and_all_before_it_are_what_was_sampled(sampled,
 
 
 def test_a_first_token_that_could_not_be_sampled_is_left_to_be_reported():
-    assert num_standing([-1], [], no_token=-1) == 1
-    assert num_standing([-1, 5], [4], no_token=-1) == 1
+    assert num_standing([-1], []) == 1
+    assert num_standing([-1, 5], [4]) == 1
 
 
 def test_guesses_that_keep_coming_true_are_trusted_and_those_that_do_not_are_not():
@@ -84,21 +84,21 @@ def test_drafts_fit_into_padding_and_into_the_next_sizes(num_tokens, num_rows, b
 
 def test_padding_is_filled_with_what_is_likely_enough():
     room = COST.room(1, 1, 128)
-    assert worthwhile([0.6, 0.4, 0.2, LEAST_GAIN / 2], 1, room) == 3
-    assert worthwhile([], 1, room) == 0
+    assert choose([0.6, 0.4, 0.2, LEAST_GAIN / 2], 1, room).number == 3
+    assert choose([], 1, room).number == 0
 
 
 def test_a_larger_step_is_paid_for_by_likely_drafts_alone():
     room = COST.room(1, 1, 128)
-    assert worthwhile([0.99**ahead for ahead in range(1, 32)], 1, room) > 7
-    assert worthwhile([0.6**ahead for ahead in range(1, 32)], 1, room) <= 7
+    assert choose([0.99**ahead for ahead in range(1, 32)], 1, room).number > 7
+    assert choose([0.6**ahead for ahead in range(1, 32)], 1, room).number <= 7
 
 
 @given(gains=st.lists(st.floats(0, 1), max_size=80), num_rows=st.integers(1, 64), beside=st.integers(0, 64))
 def test_no_other_number_of_drafts_is_expected_to_bring_more_tokens_for_their_cost(gains, num_rows, beside):
     gains = sorted(gains, reverse=True)
     room = COST.room(num_rows + beside, num_rows, 128)
-    count = worthwhile(gains, num_rows, room)
+    count = choose(gains, num_rows, room).number
     likely = [gain for gain in gains if gain >= LEAST_GAIN]
 
     def rate(number):
