@@ -1,7 +1,7 @@
 """How does jaxllm compare with other engines on the same work, side by side?
 
 Runs jaxllm, some of its variants and whichever peers are installed, each in a process of its own under its own Python,
-over the same token ids. They take turns, one works while the others are idle; medians of the timed runs are compared.
+over the same token ids. They take turns, one works while the others are paused; medians of the timed runs are compared.
 The last table holds the figures against what they have to be. Peers that are missing, and engines that fail, are named
 with the reason. benchmarks/README.md tells how to install the peers.
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from compare_rows import HEADER, MIB, ROWS, judge
-from compare_runs import BUSY, PLANS, START, START_ENGINES, Results, Session, compare_starts, compare_workload
+from compare_runs import PLANS, START, START_ENGINES, Results, Session, compare_starts, compare_workload
 from harness import describe_machine, format_table, load_workload, machine_line, write_json
 from peers.engines import OURS, EngineSpec, find_engines
 
@@ -92,7 +92,6 @@ def as_json(results: Results) -> dict[str, Any]:
         "versions": results.versions,
         "problems": [{"engine": engine, "workload": workload, "why": why}
                      for (engine, workload), why in results.problems.items()],
-        "busy_while_idle": results.busy,
         "runs": [{"engine": key[0], "workload": key[1], "pass": key[2], "runs": runs,
                   "median": {name: results.median(key, name) for name in runs[0]},
                   "same_tokens": results.agreement(key)}
@@ -159,8 +158,6 @@ def _remarks(engines: Sequence[str], specs: Mapping[str, EngineSpec], results: R
         lines.append(f"{name}: {spec.about}{version}" + (f" - MISSING: {spec.missing}" if spec.missing else ""))
     lines += [f"{engine} FAILED at {workload}: {why}" for (engine, workload), why in results.problems.items()]
     lines += [f"{verdict.row.name}: without {verdict.why}" for verdict in verdicts if verdict.why]
-    if results.busy > BUSY:
-        lines.append(f"engines that should have been idle took up to {results.busy:.2f} cores: mind the figures")
     return lines
 
 

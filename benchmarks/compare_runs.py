@@ -1,4 +1,4 @@
-"""The measurements of ``compare.py``: engines take turns at the same work, one at a time, the others idle."""
+"""The measurements of ``compare.py``: engines take turns at the same work, one at a time, the others paused."""
 
 from __future__ import annotations
 
@@ -35,8 +35,6 @@ FIRST_PROMPT, FILL = "W1", "W2"
 START_ENGINES = (OURS, VLLM, OPENVINO)
 KV_SIZES = (4, 1)
 """GiB of the KV caches whose engines' memory is measured."""
-BUSY = 0.05
-"""Cores that the idle engines may take together before a warning says so."""
 
 Figures = dict[str, float | None]
 Key = tuple[str, str, str]
@@ -80,13 +78,12 @@ PLANS = {
 @dataclasses.dataclass
 class Results:
     """What was measured. runs: the figures of every timed run. problems: what could not be, by engine and workload,
-    and why. busy: the most cores that idle engines took during one turn."""
+    and why. tokens: what was generated in a pass's last run."""
 
     runs: dict[Key, list[Figures]] = dataclasses.field(default_factory=dict)
     problems: dict[tuple[str, str], str] = dataclasses.field(default_factory=dict)
     versions: dict[str, str] = dataclasses.field(default_factory=dict)
     tokens: dict[Key, list[list[int]]] = dataclasses.field(default_factory=dict)
-    busy: float = 0.0
 
     def add(self, key: Key, figures: Figures) -> None:
         """Note one run."""
@@ -124,18 +121,17 @@ class Session:
 
     @contextmanager
     def turn(self, name: str) -> Iterator[Worker]:
-        """An engine's worker, to itself. It is closed if it fails."""
-        if name not in self._workers:
+        """An engine's worker while all others are paused. It is closed if it fails."""
+        if name in self._workers:
+            self._workers[name].resume()
+        else:
             self._workers[name] = self.start(name)
-        others = [worker for other, worker in self._workers.items() if other != name]
-        before, began = [worker.cpu_seconds() for worker in others], time.perf_counter()
         try:
             yield self._workers[name]
         except EngineFailed:
             self._workers.pop(name).close()
             raise
-        taken = sum(max(worker.cpu_seconds() - earlier, 0.0) for worker, earlier in zip(others, before, strict=True))
-        self._results.busy = max(self._results.busy, taken / (time.perf_counter() - began))
+        self._workers[name].pause()
 
     def close(self) -> None:
         """End all engines."""

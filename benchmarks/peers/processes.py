@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
-
-TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def tree(root: int) -> list[int]:
@@ -18,12 +15,6 @@ def tree(root: int) -> list[int]:
     for process in found:
         found += children.get(process, [])
     return found
-
-
-def cpu_seconds(root: int) -> float:
-    """Processor time that the living processes of a tree have taken."""
-    fields = [fields for process in tree(root) if (fields := _stat(process)) is not None]
-    return sum(int(each[11]) + int(each[12]) for each in fields) / TICKS
 
 
 def peak_memory(root: int) -> int:
@@ -38,11 +29,11 @@ def peak_memory(root: int) -> int:
 
 def _parents() -> Iterator[tuple[int, int]]:
     for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal() and (fields := _stat(int(entry.name))) is not None:
+        if entry.name.isdecimal() and (fields := stat(int(entry.name))) is not None:
             yield int(entry.name), int(fields[1])
 
 
-def _stat(process: int) -> list[str] | None:
+def stat(process: int) -> list[str] | None:
     """The fields of ``/proc/PID/stat`` after the name, from the state on; ``None`` if the process has ended."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()

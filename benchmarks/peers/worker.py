@@ -1,4 +1,4 @@
-"""``Worker``: a driver in a process of its own, which works when told to and is idle otherwise."""
+"""``Worker``: a driver in a process of its own, which works when told to and can be paused otherwise."""
 
 from __future__ import annotations
 
@@ -62,9 +62,18 @@ class Worker:
             raise EngineFailed(f"{self.name} generated {counts} tokens, which are not those of {workload.name}")
         return found
 
-    def cpu_seconds(self) -> float:
-        """Processor time taken so far."""
-        return processes.cpu_seconds(self._process.pid)
+    @property
+    def process(self) -> int:
+        """The driver's process id, which is that of its process group too."""
+        return self._process.pid
+
+    def pause(self) -> None:
+        """Stop the engine's processes where they are: some engines' threads spin while they have nothing to do."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """End ``pause``."""
+        self._signal(signal.SIGCONT)
 
     def peak_memory(self) -> int:
         """Bytes; see ``processes.peak_memory``."""
@@ -72,6 +81,7 @@ class Worker:
 
     def close(self) -> None:
         """End the engine and everything that it started."""
+        self.resume()
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 with contextlib.suppress(OSError):
@@ -81,9 +91,12 @@ class Worker:
         except subprocess.TimeoutExpired:
             pass
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            self._signal(signal.SIGKILL)
             self._process.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
 
     def __enter__(self) -> Worker:
         return self

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 import compare
@@ -17,6 +18,7 @@ from compare_runs import PLANS, START, Results, Session, compare_workload
 from harness import load_workload
 from peers import engines as known
 from peers.engines import HF, LLAMACPP_Q4, OPENVINO, OURS, PLAIN, VLLM, WIDE, EngineSpec, find_engines
+from peers.processes import stat
 from tiny_checkpoint import write_tiny_checkpoint, write_workload
 
 FAKE = str(Path(__file__).parent / "fake_engine.py")
@@ -42,6 +44,14 @@ def measured(tmp_path):
         specs = specs_of(*fakes)
         return compare.run(workloads, list(specs), specs, repeat, tmp_path, timeout), specs
     return run
+
+
+def wait_until_stopped(process):
+    """The signal takes effect when the process is next scheduled, for which a busy machine may take a while."""
+    deadline = time.monotonic() + 30
+    while stat(process)[0] != "T":
+        assert time.monotonic() < deadline, stat(process)[0]
+        time.sleep(0.01)
 
 
 def row(name, peer=None):
@@ -183,6 +193,20 @@ def test_what_a_missing_peer_lacks_is_named(tmp_path):
     assert found[OURS].missing is None
 
 
+def test_engines_are_paused_while_another_has_its_turn(tmp_path):
+    with Session(specs_of(fake(OURS, 0.01), fake(HF, 0.01)), tmp_path, 30, Results()) as session:
+        with session.turn(OURS) as worker:
+            first = worker.process
+        with session.turn(HF) as worker:
+            wait_until_stopped(first)
+            second = worker.process
+            worker.generate(load_workload("W1"))
+        with session.turn(OURS) as worker:
+            assert worker.process == first
+            wait_until_stopped(second)
+            worker.generate(load_workload("W1"))
+
+
 def test_no_process_outlives_a_worker(tmp_path):
     specs, results = specs_of(fake(OURS, 0.01, mistakes={"1": "hangs"})), Results()
     with Session(specs, tmp_path, 1, results) as session:
@@ -190,7 +214,7 @@ def test_no_process_outlives_a_worker(tmp_path):
         with pytest.raises(compare_runs.EngineFailed):
             worker.generate(load_workload("W1"))
         with pytest.raises(ProcessLookupError):
-            os.kill(worker._process.pid, 0)
+            os.kill(worker.process, 0)
 
 
 def test_the_driver_of_jaxllm_runs_the_model(tmp_path):
