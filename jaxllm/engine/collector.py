@@ -15,7 +15,7 @@ from jaxllm.engine.stopping import may_stop
 from jaxllm.interrupt import HeldInterrupts
 from jaxllm.outputs import CompletionOutput, RequestOutput
 from jaxllm.outputs import TokenLogprobs as LogprobDict
-from jaxllm.sampling import VocabLogprobs, VocabularyLogprobs, from_vocabulary, to_logprobs
+from jaxllm.sampling import ShortLogprobs, VocabLogprobs, VocabularyLogprobs, from_vocabulary
 from jaxllm.tokenization import IncrementalDetokenizer, StopChecker, Tokenizer
 
 
@@ -100,12 +100,14 @@ class Collector:
             kept_mass = values.kept_mass[row]
             line = from_vocabulary(self._whole_line(token, values, row, processed=processed), params.logprobs,
                                    params.logprob_token_ids or ())
+            logprob = line[token].logprob
         else:
             values = result.sampled
             kept_mass = values.kept_mass[number] if processed else 0.0
             line = self._line(token, values, number, params.logprobs or 0, processed=processed)
+            logprob = float(values.logprob[number])
         self._logprobs[index].append(line)
-        self._cumulative[index] += line[token].logprob
+        self._cumulative[index] += logprob
         if processed:
             self._kept_mass[index].append(float(kept_mass))
 
@@ -127,8 +129,8 @@ class Collector:
 
     def _line(self, token: int, values: Any, row: int, count: int, *, processed: bool) -> LogprobDict:
         raw = (values.raw_logprob[row], values.raw_top_logprobs[row]) if processed else (None, None)
-        return to_logprobs(token, values.logprob[row], values.rank[row], values.top_ids[row],
-                           values.top_logprobs[row], count, self._decode, *raw)
+        return ShortLogprobs(token, values.logprob[row], values.rank[row], values.top_ids[row],
+                             values.top_logprobs[row], count, self._decode, *raw)
 
     def _whole_line(self, token: int, values: VocabLogprobs, row: int, *, processed: bool) -> VocabularyLogprobs:
         # Copies, so that one request's line does not keep those of the others in memory.

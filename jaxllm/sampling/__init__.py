@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from jaxllm.sampling.report import VocabularyLogprobs, from_vocabulary, to_logprobs
+from jaxllm.sampling.report import ShortLogprobs, VocabularyLogprobs, from_vocabulary, to_logprobs
 from jaxllm.sampling.validation import validate_token_ids
 from jaxllm.sampling.variant import (
     MAX_LOGPROBS,
@@ -44,6 +44,7 @@ __all__ = [
     "SampleOutput",
     "SamplingRows",
     "SamplingState",
+    "ShortLogprobs",
     "SlotRow",
     "TokenLogprobs",
     "Variant",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -41,6 +42,45 @@ def to_logprobs(
             raw = None if raw_top_logprobs is None else float(raw_top_logprobs[index])
             result[top_id] = Logprob(float(top_logprobs[index]), top_rank, decode(top_id), raw)
     return result
+
+
+class ShortLogprobs(Mapping[int, Logprob]):
+    """What ``to_logprobs`` makes of the same arguments, made when first looked at: few are, of the many of a batch.
+
+    Copied or pickled, it is a plain dictionary.
+    """
+
+    __slots__ = ("_entries", "_recipe")
+
+    def __init__(self, token_id: int, logprob: float, rank: int, top_ids: np.ndarray, top_logprobs: np.ndarray, k: int,
+                 decode: Decode = lambda token_id: None, raw_logprob: float | None = None,
+                 raw_top_logprobs: np.ndarray | None = None) -> None:
+        raw = None if raw_top_logprobs is None else raw_top_logprobs[:k].copy()
+        # Copies, so that one request's line does not keep those of the others in memory.
+        self._recipe: tuple[Any, ...] = (
+            token_id, logprob, rank, top_ids[:k].copy(), top_logprobs[:k].copy(), k, decode, raw_logprob, raw)
+        self._entries: dict[int, Logprob] | None = None
+
+    def _made(self) -> dict[int, Logprob]:
+        entries = self._entries
+        if entries is None:  # two threads may both get here; they make the same
+            entries = self._entries = to_logprobs(*self._recipe)
+        return entries
+
+    def __getitem__(self, token_id: int) -> Logprob:
+        return self._made()[token_id]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._made())
+
+    def __len__(self) -> int:
+        return len(self._made())
+
+    def __repr__(self) -> str:
+        return repr(self._made())
+
+    def __reduce__(self) -> tuple[type[dict[int, Logprob]], tuple[dict[int, Logprob]]]:
+        return dict, (dict(self._made()),)
 
 
 class VocabularyLogprobs(Mapping[int, Logprob]):

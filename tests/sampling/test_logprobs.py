@@ -11,7 +11,7 @@ import pytest
 from sampling.oracle import log_softmax, preference
 
 from jaxllm.outputs import Logprob
-from jaxllm.sampling import VocabularyLogprobs, mask_padded_vocab, to_logprobs, token_logprobs
+from jaxllm.sampling import ShortLogprobs, VocabularyLogprobs, mask_padded_vocab, to_logprobs, token_logprobs
 
 report = jax.jit(token_logprobs, static_argnums=2)
 
@@ -87,6 +87,31 @@ def test_chosen_token_comes_first_and_once():
     assert list(far) == [3, 4, 7, 1, 9]
     assert [entry.rank for entry in far.values()] == [40, 1, 2, 2, 4]
     assert all(type(key) is int and type(entry.logprob) is float for key, entry in far.items())
+
+
+@pytest.mark.parametrize("remake", [lambda line: line, copy.copy, copy.deepcopy,
+                                    lambda line: pickle.loads(pickle.dumps(line))])
+def test_a_line_made_when_looked_at_is_the_one_made_at_once_whatever_becomes_of_the_arrays(remake):
+    ids, logprobs = np.array([4, 7, 1, 9], np.int32), np.array([-0.5, -1.0, -1.0, -3.0], np.float32)
+    expected = to_logprobs(7, -1.0, 2, ids, logprobs, 3, str, -2.0, logprobs - 1)
+    line = ShortLogprobs(7, -1.0, 2, ids, logprobs, 3, str, -2.0, logprobs - 1)
+    ids[:], logprobs[:] = 0, 0
+    line = remake(line)
+    assert line == expected
+    assert expected == line
+    assert list(line.items()) == list(expected.items())
+    assert len(line) == 3
+    assert repr(line) == repr(expected)
+    assert 5 not in line
+
+
+def test_a_line_is_not_made_until_it_is_looked_at():
+    asked = []
+    line = ShortLogprobs(7, -1.0, 2, np.array([4, 7], np.int32), np.array([-0.5, -1.0], np.float32), 2, asked.append)
+    assert asked == []
+    assert line[4].rank == 1
+    assert line[7].rank == 2
+    assert asked == [7, 4]
 
 
 def _letter(token_id):
