@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from jaxllm.errors import CheckpointError, UnsupportedModelError
-from jaxllm.weights.convert import CHUNK, read_plain
+from jaxllm.weights.convert import read_plain
 from jaxllm.weights.files import open_unbuffered, read_into
 from jaxllm.weights.gguf_header import GGUFHeader, GGUFTensor, read_header
 from jaxllm.weights.names import architecture_of, end_ids, split_layer, unpermuted_rows
-from jaxllm.weights.quantized import decode, plain_dtype
+from jaxllm.weights.quantized import decode, elements_at_once, plain_dtype
 from jaxllm.weights.source import ModelSource, TensorInfo
 
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
@@ -72,10 +72,11 @@ class GGUFSource(ModelSource):
             read_plain(path, offset, plain, out)
             return
         flat = out.reshape(-1)
-        raw = np.empty(tensor.kind.row_bytes(min(CHUNK, flat.size)), np.uint8)
+        step = elements_at_once(tensor.kind, out.dtype)
+        raw = np.empty(tensor.kind.row_bytes(min(step, flat.size)), np.uint8)
         with open_unbuffered(path) as file:
-            for at in range(0, flat.size, CHUNK):
-                part = flat[at : at + CHUNK]
+            for at in range(0, flat.size, step):
+                part = flat[at : at + step]
                 stored = raw[: tensor.kind.row_bytes(part.size)]
                 read_into(file, offset + tensor.kind.row_bytes(at), stored)
                 decode(stored, tensor.kind, part)

@@ -1,7 +1,8 @@
 """GGUF tensor types: their block sizes, and decoding them.
 
-Source: the structures ``block_q4_0`` and so on of ggml's ``ggml-common.h``. The commonest types are decoded here, two
-to three times as fast as by the ``gguf`` package's numpy code, which decodes the others and is the oracle for all.
+Source: the structures ``block_q4_0`` and so on of ggml's ``ggml-common.h``. The commonest types are decoded by the
+native library where it is there; elsewhere here, two to three times as fast as by the ``gguf`` package's numpy code,
+which decodes the others and is the oracle for all.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ import ml_dtypes
 import numpy as np
 
 from jaxllm.weights.convert import CHUNK, cast
+
+NATIVE_CHUNK = 1 << 18
+"""Elements given to native code at a time."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -70,6 +74,9 @@ def decode(raw: np.ndarray, kind: GGUFType, out: np.ndarray) -> None:
     if plain is not None:
         cast(raw.view(plain), out)
         return
+    if (native := _native(kind, out.dtype)) is not None:
+        native(raw, kind.name, out)
+        return
     dequantize = _DEQUANTIZE.get(kind.name) or _by_gguf_package(kind)
     scratch = np.empty(min(CHUNK, out.size), np.float32)
     for start in range(0, out.size, CHUNK):
@@ -79,6 +86,19 @@ def decode(raw: np.ndarray, kind: GGUFType, out: np.ndarray) -> None:
         dequantize(stored, values.reshape(-1, kind.block))
         if values is not part:
             cast(values, part)
+
+
+def elements_at_once(kind: GGUFType, dtype: np.dtype) -> int:
+    """How many elements ``decode`` is best given: few enough for the processor's cache where numpy decodes, which
+    passes over them several times; many where native code does, which passes once."""
+    return NATIVE_CHUNK if _native(kind, dtype) is not None else CHUNK
+
+
+def _native(kind: GGUFType, dtype: np.dtype) -> Callable[[np.ndarray, str, np.ndarray], None] | None:
+    # Here, as it brings JAX, which reading a header can do without.
+    from pallas_kernels.cpu.gguf import decode_gguf, decodes
+
+    return decode_gguf if decodes(kind.name, dtype) else None
 
 
 def _by_gguf_package(kind: GGUFType) -> Callable[[np.ndarray, np.ndarray], None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxllm.kv_cache import pages
 from jaxllm.kv_cache.pages import lazy_zeros
+
+
+@pytest.fixture(params=["native", "xla"], autouse=True)
+def allocation(request, monkeypatch):
+    """With the native library where it is built, and as without it."""
+    if request.param == "xla":
+        monkeypatch.setattr(pages, "untouched", lambda shape, dtype: None)
+    return request.param
+
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="pages are given back on Linux only")
 
@@ -22,6 +33,26 @@ def test_every_element_is_zero(shape, dtype):
     array = lazy_zeros(shape, dtype)
     assert (array.shape, array.dtype) == (shape, dtype)
     assert not np.asarray(array).any()
+
+
+@linux
+def test_memory_that_held_numbers_before_is_cleared():
+    # Most of these get the memory of those before them.
+    for _ in range(30):
+        for size in (100, 1023, 5000, 300_000):
+            array = lazy_zeros((size,), jnp.float32)
+            assert not np.asarray(array).any()
+            ctypes.memset(array.unsafe_buffer_pointer(), 7, array.nbytes)
+            del array
+
+
+@linux
+def test_pages_that_cannot_be_given_back_hold_zeros(monkeypatch):
+    monkeypatch.setattr(pages, "_release", lambda: lambda address, length: False)
+    for _ in range(3):
+        array = lazy_zeros((300_000,), jnp.float32)
+        assert not np.asarray(array).any()
+        ctypes.memset(array.unsafe_buffer_pointer(), 7, array.nbytes)
 
 
 @linux
@@ -46,7 +77,11 @@ def test_a_written_array_keeps_its_place():
 
 
 _ENGINE = """
+import sys
 from pathlib import Path
+from jaxllm.kv_cache import pages
+if sys.argv[1] == "xla":
+    pages.untouched = lambda shape, dtype: None
 from support import greedy, run, tiny_engine
 
 def resident():
@@ -62,8 +97,9 @@ print(resident() - before)
 
 
 @linux
-def test_an_engine_with_a_pool_of_2_gib_takes_a_fraction_of_that():
+def test_an_engine_with_a_pool_of_2_gib_takes_a_fraction_of_that(allocation):
     # A process of its own: what else holds or gives back memory would blur the figure. Compiling takes about 0.1 GiB.
     tests = Path(__file__).parents[1]
-    done = subprocess.run([sys.executable, "-c", _ENGINE], cwd=tests, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", _ENGINE, allocation], cwd=tests, capture_output=True, text=True,
+                          check=True)
     assert int(done.stdout) < 0.5 * 2**30

@@ -7,10 +7,18 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from jaxllm.weights import quantized
 from jaxllm.weights.convert import CHUNK
 from jaxllm.weights.quantized import SUPPORTED_TYPES, UNSUPPORTED_TYPES, GGUFType, decode, plain_dtype
 
 QUANTIZED = [kind for kind in SUPPORTED_TYPES.values() if plain_dtype(kind) is None]
+
+
+@pytest.fixture(params=["native", "numpy"], autouse=True)
+def _decoder(request, monkeypatch):
+    """Native code where it is built and knows the type; and what stands in for it elsewhere."""
+    if request.param == "numpy":
+        monkeypatch.setattr(quantized, "_native", lambda kind, dtype: None)
 
 
 def random_blocks(kind: GGUFType, blocks: int, seed: int = 0) -> np.ndarray:
