@@ -1,5 +1,8 @@
 """Turn the JSON reports of ``compare.py``, ``roofline.py`` and ``scaling.py`` into the Markdown tables of
-docs/performance.md, so that no figure there is typed."""
+docs/performance.md, so that no figure there is typed.
+
+With ``--write``, the tables go between the document's lines ``<!-- begin NAME.py -->`` and ``<!-- end NAME.py -->``.
+"""
 
 from __future__ import annotations
 
@@ -84,20 +87,41 @@ def scaling(report: Report) -> str:
             + markdown(("context", "ms per decoding step", "ms per 512 prompt tokens"), contexts))
 
 
-KINDS: dict[str, Callable[[Report], str]] = {"rows": comparison, "bounds": roofline, "loads": scaling}
-"""By a key that only reports of that kind have."""
+KINDS: dict[str, tuple[str, Callable[[Report], str]]] = {
+    "rows": ("compare.py", comparison), "bounds": ("roofline.py", roofline), "loads": ("scaling.py", scaling)}
+"""By a key that only reports of that kind have: the script that made it, and what makes its tables."""
+
+
+def insert(document: str, name: str, tables: str) -> str:
+    """The document with these tables between the lines that name the script. Raises ``ValueError`` without them."""
+    begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->\n"
+    if begin not in document or end not in document:
+        raise ValueError(f"no lines {begin.strip()} and {end.strip()}")
+    before, _, rest = document.partition(begin)
+    return before + begin + "\n" + tables + "\n\n" + end + rest.partition(end)[2]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the tables."""
+    """Print the tables, or write them into a document."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("reports", type=Path, nargs="+", help="JSON files")
-    for path in parser.parse_args(arguments).reports:
+    parser.add_argument("--write", type=Path, help="the document that gets the tables, which are printed otherwise")
+    chosen = parser.parse_args(arguments)
+    document = None if chosen.write is None else chosen.write.read_text()
+    for path in chosen.reports:
         report = json.loads(path.read_text())
-        kind = next((make for key, make in KINDS.items() if key in report), None)
-        if kind is None:
+        name, make = next((kind for key, kind in KINDS.items() if key in report), (None, None))
+        if name is None or make is None:
             parser.error(f"{path} is no report of compare.py, roofline.py or scaling.py")
-        print(kind(report) + "\n")
+        if document is None:
+            print(make(report) + "\n")
+            continue
+        try:
+            document = insert(document, name, make(report))
+        except ValueError as error:
+            parser.error(f"{chosen.write} has {error}")
+    if document is not None:
+        chosen.write.write_text(document)
     return 0
 
 

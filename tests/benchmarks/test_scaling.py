@@ -18,7 +18,11 @@ def run(model, tmp_path, *arguments):
     status = scaling.main(["--model", str(model), "--dtype", "float32", "--kv-cache-bytes", "1M", "--repeat", "2",
                            "--json", str(path), *arguments])
     assert status == 0
-    assert tabulate.main([str(path)]) == 0
+    document = tmp_path / "document.md"
+    document.write_text("# Speed\n\n<!-- begin scaling.py -->\nold\n<!-- end scaling.py -->\n\nThe end.\n")
+    assert tabulate.main([str(path), "--write", str(document)]) == 0
+    assert document.read_text().startswith("# Speed\n\n<!-- begin scaling.py -->\n\n| requests | output tok/s |")
+    assert document.read_text().endswith(" |\n\n<!-- end scaling.py -->\n\nThe end.\n")
     return json.loads(path.read_text())
 
 
@@ -34,9 +38,17 @@ def test_loads_are_measured_by_the_run_and_by_the_steps_that_only_decode(model, 
         assert each["total_rate"] / each["output_rate"] == pytest.approx((outputs + prompts) / outputs)
         assert each["host_ms"] > 0
         assert each["step_ms"] > 0
-    text = capsys.readouterr().out
-    assert "host ms" in text
-    assert "| requests | output tok/s |" in text
+    assert "host ms" in capsys.readouterr().out
+
+
+def test_tables_go_only_where_a_document_has_a_place_for_them(tmp_path, capsys):
+    report, document = tmp_path / "report.json", tmp_path / "document.md"
+    report.write_text('{"loads": [], "contexts": []}')
+    document.write_text("# Nothing here\n")
+    with pytest.raises(SystemExit):
+        tabulate.main([str(report), "--write", str(document)])
+    assert "begin scaling.py" in capsys.readouterr().err
+    assert document.read_text() == "# Nothing here\n"
 
 
 def test_contexts_grow_to_the_models_own(model, tmp_path):
