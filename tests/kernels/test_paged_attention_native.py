@@ -74,6 +74,28 @@ def test_bits_do_not_depend_on_block_size_chunk_or_company_over_several_spans(in
         np.testing.assert_array_equal(lse, expected_lse[done - first : done - first + chunk])
 
 
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS, indirect=True)
+def test_rows_that_share_blocks_get_the_bits_that_each_gets_alone(instruction_set):
+    """Six rows share 640 keys, three of them 700 more, one only its first 130; a prefill chunk shares some as well."""
+    shape = pc.Shape(block_size=16, blocks_per_row=90)
+    counts, lengths = [1, 1, 4, 1, 1, 1, 20], [1400, 1380, 1399, 700, 640, 1000, 900]
+    rng = np.random.default_rng(2)
+    kv = pc.contexts(rng, shape, lengths)
+    shared = [0, 1340, 1340, 640, 640, 130, 512]
+    for row, keys in enumerate(shared):
+        for mine, first in zip(kv[row], kv[0], strict=True):
+            mine[: keys // 16 * 16] = first[: keys // 16 * 16]
+    case = pc.build(rng, shape, counts, lengths, 64, kv=kv)
+    alone, alone_lse = pc.attend(case, "cpu")
+    for row, keys in enumerate(shared):
+        case.tables[row, : keys // 16] = case.tables[0, : keys // 16]
+    together, together_lse = pc.attend(case, "cpu")
+    np.testing.assert_array_equal(together, alone)
+    np.testing.assert_array_equal(together_lse, alone_lse)
+    expected, _ = pc.expected(case)
+    np.testing.assert_allclose(together, expected, rtol=0, atol=UNIT * case.largest)
+
+
 def small_step(**change):
     step = {
         "tables": np.arange(1, 9, dtype=np.int32).reshape(2, 4),

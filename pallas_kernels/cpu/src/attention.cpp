@@ -4,9 +4,9 @@
 #include <atomic>
 #include <cstdlib>
 #include <limits>
-#include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "attention_plan.h"
 #include "instruction_set.h"
@@ -21,21 +21,29 @@ using BFloat16 = ffi::Buffer<ffi::BF16>;
 using Int32 = ffi::Buffer<ffi::S32>;
 using Float32 = ffi::Buffer<ffi::F32>;
 
-// Memory of a thread's own that grows to the largest size asked for.
-void* scratch(size_t bytes) {
-  struct Free {
-    void operator()(void* p) const { std::free(p); }
-  };
-  thread_local std::unique_ptr<void, Free> memory;
-  thread_local size_t size = 0;
-  if (size < bytes) {
-    constexpr size_t kAlignment = 64;
-    size = (bytes + kAlignment - 1) / kAlignment * kAlignment;
-    memory.reset(std::aligned_alloc(kAlignment, size));
-    if (!memory) size = 0;
+// Memory that grows to the largest size asked for.
+class Memory {
+ public:
+  ~Memory() { std::free(data_); }
+
+  // Null where there is no more.
+  void* of(size_t bytes) {
+    if (size_ < bytes) {
+      constexpr size_t kAlignment = 64;
+      std::free(data_);
+      size_ = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+      data_ = std::aligned_alloc(kAlignment, size_);
+      if (!data_) size_ = 0;
+    }
+    return data_;
   }
-  return memory.get();
-}
+
+ private:
+  void* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+thread_local Memory tile_memory, state_memory;
 
 bool same(ffi::Span<const int64_t> x, ffi::Span<const int64_t> y) {
   return std::equal(x.begin(), x.end(), y.begin(), y.end());
@@ -93,16 +101,22 @@ ffi::Error attend(ffi::ThreadPool pool, BFloat16 q, BFloat16 k_pool, BFloat16 v_
   clear(0, a.query_start[0]);
   clear(a.query_start[a.rows], a.tokens);
 
-  const Plan plan = make_plan(a, pool.num_threads());
+  Plan plan = make_plan(a, pool.num_threads());
+  const auto no_memory = ffi::Error(ffi::ErrorCode::kResourceExhausted, "paged_attention: out of memory");
+  float* states = static_cast<float*>(state_memory.of(2 * plan.states * state_floats(a.head_dim) * sizeof(float)));
+  if (plan.states > 0 && !states) return no_memory;
   const auto attend_tile = instruction_set() == InstructionSet::kAmxBf16 ? attend_amx : attend_avx512;
   std::atomic<bool> out_of_memory{false};
-  parallel_for(pool, static_cast<int64_t>(plan.tiles.size()), [&](int64_t i) {
-    if (void* memory = scratch(plan.scratch_bytes))
-      attend_tile(a, plan.tiles[i], memory);
-    else
-      out_of_memory = true;
-  });
-  if (out_of_memory) return ffi::Error(ffi::ErrorCode::kResourceExhausted, "paged_attention: no memory for a tile");
+  for (std::vector<Tile>& tiles : plan.phases) {
+    for (Tile& tile : tiles) tile.states = states;
+    parallel_for(pool, static_cast<int64_t>(tiles.size()), [&](int64_t i) {
+      if (void* memory = tile_memory.of(plan.scratch_bytes))
+        attend_tile(a, tiles[i], memory);
+      else
+        out_of_memory = true;
+    });
+    if (out_of_memory) return no_memory;
+  }
   return ffi::Error::Success();
 }
 

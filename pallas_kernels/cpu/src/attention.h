@@ -32,18 +32,27 @@ struct Attention {
   float soft_cap;  // 0: none
 };
 
-// Consecutive queries of one row.
+// Consecutive queries of one row. state: where what is known of them is kept from one tile to the next, if it is.
 struct Queries {
-  int32_t row, token, count;
+  int32_t row, token, count, state;
 };
 
-// Queries that are computed together for one kv head; they name the same blocks for the positions [begin, end).
+// Queries that see the keys at [begin, end) together, for one kv head; they name the same blocks there. A tile that
+// resumes goes on from the states of its queries, one that pauses leaves them for another to go on: both at a multiple
+// of kGroup.
 struct Tile {
   const Queries* queries;
   int64_t num_queries;
   int64_t kv_head;
   int64_t begin, end;
+  bool resumes, pauses;
+  float* states;
 };
+
+constexpr int64_t tiles_of(int64_t lanes) { return (lanes + kLanes - 1) / kLanes; }
+
+// Numbers in the state of 16 lanes: largest logit, sum of weights and weighted values; of all spans, and of the last.
+constexpr int64_t state_floats(int64_t head_dim) { return (2 + head_dim) * kLanes; }
 
 // Bytes that a tile of so many lanes (queries times heads per kv head) works in; the memory is aligned to 64.
 size_t attention_scratch_bytes(const Attention& a, int64_t lanes);

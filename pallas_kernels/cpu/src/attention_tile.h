@@ -81,7 +81,7 @@ inline void transpose(__m512i r[16]) {
 // Where each part of a tile's scratch memory begins.
 struct Layout {
   Layout(const Attention& a, int64_t lanes) {
-    tiles = (lanes + kLanes - 1) / kLanes;
+    tiles = tiles_of(lanes);
     steps = (a.head_dim + 31) / 32;
     const int64_t padded_dim = 32 * steps, value_tiles = a.head_dim / 16;
     size_t at = 0;
@@ -96,13 +96,12 @@ struct Layout {
     values = take(kGroup / kChunk * value_tiles * kTile * sizeof(uint16_t));
     scores = take(kGroup * kLanes * sizeof(float));
     weights = take(kGroup / kChunk * kTile * sizeof(uint16_t));
-    state_floats = (2 + a.head_dim) * kLanes;
-    span = take(tiles * state_floats * sizeof(float));
-    all = take(tiles * state_floats * sizeof(float));
+    span = take(tiles * state_floats(a.head_dim) * sizeof(float));
+    all = take(tiles * state_floats(a.head_dim) * sizeof(float));
     bytes = at;
   }
 
-  int64_t tiles, steps, state_floats;
+  int64_t tiles, steps;
   size_t lanes_at, q, keys, values, scores, weights, span, all, bytes;
 };
 
@@ -144,15 +143,20 @@ class TileAttention {
     place_lanes();
     pack_queries();
     const int64_t first_span = tile_.begin / kSpan, last_span = (tile_.end - 1) / kSpan;
-    const bool one_span = first_span == last_span;
-    if (!one_span) clear(layout_.all);
+    const bool one_span = first_span == last_span && !tile_.resumes && !tile_.pauses;
+    if (tile_.resumes)
+      resume();
+    else if (!one_span)
+      clear(layout_.all);
     for (int64_t span = first_span; span <= last_span; ++span) {
-      clear(layout_.span);
       const int64_t begin = max(tile_.begin, span * kSpan), end = min(tile_.end, (span + 1) * kSpan);
+      if (!tile_.resumes || begin == span * kSpan) clear(layout_.span);
       for (int64_t group = begin / kGroup; group * kGroup < end; ++group) add_group(group * kGroup, begin, end);
-      if (!one_span)
-        for (int64_t t = 0; t < layout_.tiles; ++t) merge(state(layout_.all, t), state(layout_.span, t), a_.head_dim);
+      const bool complete = end == (span + 1) * kSpan || !tile_.pauses;
+      if (one_span || !complete) continue;
+      for (int64_t t = 0; t < layout_.tiles; ++t) merge(state(layout_.all, t), state(layout_.span, t), a_.head_dim);
     }
+    if (tile_.pauses) return pause();
     for (int64_t t = 0; t < layout_.tiles; ++t) finish(t, state(one_span ? layout_.span : layout_.all, t));
   }
 
@@ -164,7 +168,7 @@ class TileAttention {
   static int64_t min(int64_t x, int64_t y) { return x < y ? x : y; }
   static int64_t max(int64_t x, int64_t y) { return x > y ? x : y; }
 
-  State state(size_t offset, int64_t t) const { return State(at<float>(offset) + t * layout_.state_floats); }
+  State state(size_t offset, int64_t t) const { return State(at<float>(offset) + t * state_floats(a_.head_dim)); }
   void clear(size_t offset) const {
     for (int64_t t = 0; t < layout_.tiles; ++t) state(offset, t).clear(a_.head_dim);
   }
@@ -173,6 +177,35 @@ class TileAttention {
     int64_t queries = 0;
     for (int64_t i = 0; i < tile_.num_queries; ++i) queries += tile_.queries[i].count;
     return queries * repeat_;
+  }
+
+  // Calls visit(theirs, mine) for each number of each lane's states: where it is kept, and here.
+  template <typename Visit>
+  void exchange(const Visit& visit) const {
+    const int64_t size = state_floats(a_.head_dim);
+    int64_t mine = 0;
+    for (int64_t i = 0; i < tile_.num_queries; ++i) {
+      const Queries& queries = tile_.queries[i];
+      const int64_t lanes = queries.count * repeat_;
+      for (int64_t lane = 0; lane < lanes; ++lane, ++mine) {
+        const int64_t kept = queries.state + tile_.kv_head * tiles_of(lanes) + lane / kLanes;
+        float* theirs = tile_.states + 2 * kept * size + lane % kLanes;
+        const int64_t here = mine / kLanes * size + mine % kLanes;
+        float *all = at<float>(layout_.all) + here, *span = at<float>(layout_.span) + here;
+        for (int64_t i = 0; i < size; i += kLanes) visit(theirs + i, all + i);
+        for (int64_t i = 0; i < size; i += kLanes) visit(theirs + size + i, span + i);
+      }
+    }
+  }
+
+  void resume() const {
+    clear(layout_.all);
+    clear(layout_.span);
+    exchange([](const float* theirs, float* mine) { *mine = *theirs; });
+  }
+
+  void pause() const {
+    exchange([](float* theirs, const float* mine) { *theirs = *mine; });
   }
 
   // Token, head, and the first and last position that is visible, of each lane; unused lanes see nothing.
@@ -409,10 +442,12 @@ class TileAttention {
     const __m512 total = _mm512_load_ps(state.total);
     const __mmask16 some = _mm512_cmp_ps_mask(total, _mm512_setzero_ps(), _CMP_NEQ_UQ);
     const __m512 share = _mm512_maskz_div_ps(some, _mm512_set1_ps(1.0f), total);
+    // Adding zero makes a negative zero positive, as the merge of spans does.
     for (int64_t dim = 0; dim < a_.head_dim; dim += 16) {
       __m512i rows[16];
       for (int i = 0; i < 16; ++i)
-        rows[i] = _mm512_castps_si512(_mm512_mul_ps(_mm512_load_ps(state.values + (dim + i) * kLanes), share));
+        rows[i] = _mm512_castps_si512(_mm512_mul_ps(
+            _mm512_add_ps(_mm512_load_ps(state.values + (dim + i) * kLanes), _mm512_setzero_ps()), share));
       transpose(rows);
       for (int i = 0; i < used; ++i)
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(a_.out + result(t, i) * a_.head_dim + dim),
