@@ -41,11 +41,12 @@ class Outcomes:
         """Note that a step begins."""
         now = time.perf_counter()
         self.totals.num_steps += 1
-        self.totals.num_computed_tokens += plan.num_tokens
+        num_drafts = sum(map(len, plan.drafts.values()))
+        self.totals.num_computed_tokens += plan.num_tokens - num_drafts
+        self.totals.num_draft_tokens += num_drafts
         self.totals.num_preemptions += len(plan.preempted)
         self.totals.num_swapped_out += len(plan.swap_out)
         self.totals.num_swapped_in += len(plan.swap_in)
-        self.totals.num_draft_tokens += sum(map(len, plan.drafts.values()))
         for sequence in plan.admitted:
             metrics = sequence.request.metrics
             if metrics.first_scheduled_time is None:
@@ -81,6 +82,7 @@ class Outcomes:
                     continue
                 self._scheduler.extend(sequence, token)
                 self.totals.num_generated_tokens += 1
+                self.totals.num_computed_tokens += 1
                 self.totals.num_accepted_tokens += 1
             request_id = sequence.request.request_id
             collector = progressed[request_id] = self._collectors[request_id]
@@ -102,9 +104,12 @@ class Outcomes:
         """By request, why it cannot go on with the tokens it was given; constraints take those of the others in."""
         errors: dict[str, EngineError] = {}
         for sampler, token in zip(plan.samplers, token_ids, strict=True):
-            request_id = sampler.sequence.request.request_id
-            if not sampler.sequence.finished and not sampler.ahead and request_id not in errors:
-                error = _token_error(sampler.sequence, token)
+            sequence = sampler.sequence
+            if token != NO_TOKEN and sequence.constraint is None:
+                continue
+            request_id = sequence.request.request_id
+            if not sequence.finished and not sampler.ahead and request_id not in errors:
+                error = _token_error(sequence, token)
                 if error is not None:
                     errors[request_id] = error
         return errors

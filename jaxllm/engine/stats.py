@@ -26,7 +26,8 @@ class EngineTotals:
 class EngineStats:
     """The engine at this moment, and its totals since it was made.
 
-    num_computed_tokens: tokens that went through the model, those computed anew after a preemption included.
+    num_computed_tokens: tokens that went through the model, those computed anew after a preemption included, guesses
+    that did not come true excluded.
     num_draft_tokens, num_accepted_tokens: tokens guessed ahead (``speculative_config``), and those of them that came.
     num_swapped_out, num_swapped_in: blocks copied to host memory, and back. kv_blocks_total excludes the null block.
     swap_blocks_total, swap_blocks_used: host blocks. kv_waste: share of the allocated slots that hold no token.

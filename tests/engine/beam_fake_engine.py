@@ -10,6 +10,7 @@ from jaxllm.engine.beam_group import BeamGroup
 from jaxllm.engine.request import Request
 from jaxllm.engine.stopping import check_stop
 from jaxllm.sampling_params import SamplingParams
+from jaxllm.speculative.verify import standing_tokens
 
 
 def row_after(fingerprint):
@@ -80,13 +81,16 @@ class BeamFakeEngine(FakeEngine):
     def _take(self, plan, tokens):
         self.num_surplus += sum(sequence.finished for sequence in plan.sequences)
         self.scheduler.update(plan, [0 if isinstance(token, tuple) else token for token in tokens])
+        standing = standing_tokens(plan, tokens)
         for sampler, token in zip(plan.samplers, tokens, strict=True):
             sequence = sampler.sequence
-            if sequence.finished:
+            if sequence.finished or sampler.ahead >= standing.get(sequence, 1):
                 continue
             if sequence.request.beams is not None:
                 self._add_row(sequence, token)
                 continue
+            if sampler.ahead:
+                self.scheduler.extend(sequence, token)
             reason, stop_reason = check_stop(sequence, token)
             if reason is not None:
                 self.scheduler.finish(sequence, reason, stop_reason)

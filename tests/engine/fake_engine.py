@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
 from jaxllm.engine.block_manager import BlockManager
 from jaxllm.engine.limits import Policy, SchedulerConfig
-from jaxllm.engine.plan import StepPlan
+from jaxllm.engine.plan import Drafts, StepPlan
 from jaxllm.engine.request import Request, Sequence, SequenceStatus
 from jaxllm.engine.scheduler import Scheduler
 from jaxllm.engine.stopping import check_stop
 from jaxllm.sampling_params import SamplingParams
+from jaxllm.speculative.verify import standing_tokens
 
 VOCAB_SIZE = 5
 EOS = 4
@@ -73,6 +75,38 @@ class Sizes:
     max_model_len: int = 40
     policy: Policy = "fcfs"
     overlap: bool = False
+    guesses: bool = False
+
+
+class RandomGuesses:
+    """In place of ``Speculator``: guesses any number of tokens, some of them right; now and then it wants to wait."""
+
+    def __init__(self) -> None:
+        self._rng = np.random.default_rng(0)
+        self._answers: dict[Sequence, list[int]] = {}
+
+    def waits(self, running: list[Sequence], budget: int) -> bool:
+        return any(sequence.num_pending for sequence in running) and self._rng.random() < 0.4
+
+    def draft(self, sequences: list[Sequence], num_tokens: int, num_rows: int, budget: int,
+              limit: Callable[[Sequence], int]) -> Drafts:
+        found: Drafts = {}
+        for sequence in sequences:
+            if sequence.num_pending or not sequence.num_output or sequence.request.beams is not None:
+                continue
+            left = sequence.request.max_tokens - sequence.num_output - 1
+            count = min(int(self._rng.integers(8)), left, budget - num_tokens, limit(sequence))
+            if sequence not in self._answers:
+                self._answers[sequence] = answer_alone(sequence.request, sequence.index)
+            # The answer ends where the sample will: whatever is guessed beyond, nothing comes of it.
+            answer = [*self._answers[sequence][sequence.num_output:], *[0] * 8]
+            tokens = np.array(answer[:max(count, 0)], np.int32)
+            wrong = self._rng.random(len(tokens)) < 0.2
+            tokens[wrong] = self._rng.integers(0, VOCAB_SIZE, wrong.sum())
+            if len(tokens):
+                found[sequence] = tokens
+                num_tokens += len(tokens)
+        return found
 
 
 class FakeEngine:
@@ -93,7 +127,7 @@ class FakeEngine:
             max_model_len=sizes.max_model_len,
             policy=sizes.policy,
         )
-        self.scheduler = Scheduler(limits, self.blocks)
+        self.scheduler = Scheduler(limits, self.blocks, RandomGuesses() if sizes.guesses else None)
         self.requests: list[Request] = []
         self.num_steps = 0
         self.num_preemptions = 0
@@ -104,6 +138,8 @@ class FakeEngine:
         self.num_computed = 0
         self.num_fed = 0
         self.num_surplus = 0
+        self.num_guessed = 0
+        self.num_right = 0
         # The device. Unwritten memory holds a value that no prefix has.
         shape = (sizes.num_blocks, sizes.block_size)
         self._content = np.full(shape, 0xDEAD, np.uint64)
@@ -162,16 +198,23 @@ class FakeEngine:
         self.num_swapped_in += len(plan.swap_in)
         self.num_computed += plan.num_tokens
         self.num_fed += len(plan.fed)
+        self.num_guessed += sum(map(len, plan.drafts.values()))
 
     def _take(self, plan: StepPlan, tokens: list[Any]) -> None:
         self.num_surplus += sum(sequence.finished for sequence in plan.sequences)
         self.scheduler.update(plan, tokens)
         self.scheduler.check_integrity()
+        standing = standing_tokens(plan, tokens)
         for sampler, token in zip(plan.samplers, tokens, strict=True):
-            if not sampler.sequence.finished:
-                reason, stop_reason = check_stop(sampler.sequence, token)
-                if reason is not None:
-                    self.scheduler.finish(sampler.sequence, reason, stop_reason)
+            sequence = sampler.sequence
+            if sequence.finished or sampler.ahead >= standing.get(sequence, 1):
+                continue
+            if sampler.ahead:
+                self.num_right += 1
+                self.scheduler.extend(sequence, token)
+            reason, stop_reason = check_stop(sequence, token)
+            if reason is not None:
+                self.scheduler.finish(sequence, reason, stop_reason)
         self.scheduler.check_integrity()
 
     def step(self) -> StepPlan | None:
@@ -228,7 +271,11 @@ class FakeEngine:
         assert plan.num_tokens == plan.count.sum() <= self.sizes.max_num_batched_tokens
         assert plan.num_tokens > 0
         assert (plan.count > 0).all()
-        assert [sampler.slot for sampler in plan.samplers] == sorted({sampler.slot for sampler in plan.samplers})
+        places = [(sampler.slot, sampler.ahead) for sampler in plan.samplers]
+        assert places == sorted(set(places))
+        for sequence, drafts in plan.drafts.items():
+            ahead = [sampler.ahead for sampler in plan.samplers if sampler.sequence is sequence]
+            assert ahead == [*range(len(drafts) + 1)]
         for moves in (plan.block_copies, plan.swap_out, plan.swap_in):
             destinations = moves[:, 1].tolist()
             assert len(set(destinations)) == len(destinations)
@@ -253,12 +300,12 @@ class FakeEngine:
         self._tables[group, slot, column] = block
         self._write(plan)
         for row, sequence in enumerate(plan.sequences):
-            fed = [self._newest[plan.slot[row]]] if row in plan.fed else []
+            fed = [self._newest[plan.slot[row]]] if row in plan.fed else plan.drafts.get(sequence, [])
             self._check_context(int(plan.slot[row]), int(plan.start[row] + plan.count[row]), sequence, fed)
         tokens = []
-        for sequence, _, row, _ in plan.samplers:
-            end = int(plan.start[row] + plan.count[row])
-            assert end == sequence.target - 1 == plan.sampler_position[len(tokens)]
+        for sequence, _, row, ahead in plan.samplers:
+            end = int(plan.sampler_position[len(tokens)])
+            assert end == sequence.target - 1 + ahead == plan.ends[row] + ahead <= plan.start[row] + plan.count[row]
             block, offset = self._place(0, int(plan.slot[row]), end - 1)
             tokens.append(self._sample(sequence, int(self._content[block, offset])))
         return tokens
@@ -290,7 +337,7 @@ class FakeEngine:
                 self._salt[place] = sequence.params.cache_salt
                 self._era[place] = self._current_era
 
-    def _check_context(self, slot: int, end: int, sequence: Sequence, fed: list[np.int32]) -> None:
+    def _check_context(self, slot: int, end: int, sequence: Sequence, fed: Iterable[np.int32]) -> None:
         positions = np.arange(end)
         offset = positions % self.sizes.block_size
         expected = fingerprints(np.append(sequence.token_ids[:end], fed).astype(np.int32))

@@ -74,6 +74,7 @@ def _random_run(seed):
         max_num_batched_tokens=int(rng.choice([1, 4, 8, 16, 32])),
         policy="fcfs" if rng.random() < 0.5 else "priority",
         overlap=bool(seed % 2),
+        guesses=bool(seed % 4 >= 2),
     ))
     for _ in range(20):
         prefix = PREFIXES[rng.choice(len(PREFIXES), p=[0.4, 0.2, 0.2, 0.2])]

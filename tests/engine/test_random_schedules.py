@@ -24,6 +24,7 @@ SIZES = st.builds(
     max_num_batched_tokens=st.sampled_from([1, 2, 3, 7, 16, 64]),
     policy=st.sampled_from(["fcfs", "priority"]),
     overlap=st.booleans(),
+    guesses=st.booleans(),
 )
 
 
@@ -144,6 +145,7 @@ def _random_run(seed: int) -> FakeEngine:
             max_num_batched_tokens=int(rng.choice([1, 4, 8, 16, 32])),
             policy="fcfs" if rng.random() < 0.5 else "priority",
             overlap=bool(seed % 2),
+            guesses=bool(seed % 4 >= 2),
         )
     )
     for _ in range(25):
@@ -174,9 +176,11 @@ def _random_run(seed: int) -> FakeEngine:
 def _check_random_runs(seeds: range) -> None:
     engines = [_random_run(seed) for seed in seeds]
     # The run proves something only if all this has happened, often.
-    assert sum(engine.num_steps for engine in engines) > 400 * len(seeds)
+    assert sum(engine.num_steps for engine in engines) > 300 * len(seeds)
     assert sum(engine.num_preemptions for engine in engines) > 10 * len(seeds)
     assert sum(engine.num_fed for engine in engines) > 100 * len(seeds)
+    assert sum(engine.num_guessed for engine in engines) > 100 * len(seeds)
+    assert sum(engine.num_right for engine in engines) > 40 * len(seeds)
     assert sum(engine.num_surplus for engine in engines) > 2 * len(seeds)
     assert sum(engine.num_forks for engine in engines) > 5 * len(seeds)
     assert sum(engine.num_copies for engine in engines) > 2 * len(seeds)
