@@ -75,6 +75,8 @@ def constraint_masks(constraints: Sequence[TokenConstraint | None], num_words: i
 
     ``None`` where nothing is masked. Rows of ``None`` allow everything; those of a grammar that fails allow nothing.
     """
+    if not any(constraints):
+        return None
     banned = [[] if constraint is None else constraint.banned_next() for constraint in constraints]
     matched = [row for row, constraint in enumerate(constraints) if constraint is not None and constraint.matcher]
     if not matched and not any(banned):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -38,7 +39,8 @@ class StepPlan:
     slot, start, count: i32[rows]; row r computes tokens start[r] .. start[r] + count[r] - 1 of its sequence.
     fed: the rows whose one token is what the step before samples for their slot, which the host need not know yet.
     samplers: sorted by slot, then by ``ahead``; one sampled token is expected for each, in this order.
-    sampler_slot, sampler_position: i32[samplers]; each one's slot, and where in its sequence the token goes.
+    sampler_row, sampler_slot, sampler_position: integers [samplers]; each one's row and slot, and where in its sequence
+        the token goes.
     forks: those of them that have no row of their own, with the one they sample from.
     table_updates: i32[k, 4] of (group, slot, column, block), no two for the same place.
     block_copies: i32[c, 2] of (source, destination), destinations distinct; all sources are read before any is written.
@@ -60,6 +62,7 @@ class StepPlan:
     count: np.ndarray
     fed: np.ndarray
     samplers: list[Sampler]
+    sampler_row: np.ndarray
     sampler_slot: np.ndarray
     sampler_position: np.ndarray
     forks: list[tuple[Sequence, int]]
@@ -89,13 +92,17 @@ class StepPlan:
         Only before the next ``Scheduler.update``.
         """
         ids = np.zeros(self.num_tokens, np.int32)
-        end = 0
-        for sequence, start, count in zip(self.sequences, self.start.tolist(), self.count.tolist(), strict=True):
-            first, end = end, end + count
+        is_fed = np.zeros(len(self.sequences), bool)
+        is_fed[self.fed] = True
+        start_of, count_of, end_of = self.start.tolist(), self.count.tolist(), np.cumsum(self.count).tolist()
+        for row in np.flatnonzero(~is_fed).tolist():
+            sequence, start, count, end = self.sequences[row], start_of[row], count_of[row], end_of[row]
+            first = end - count
             known = sequence.token_ids[start : start + count]
             ids[first : first + len(known)] = known
-            drafts = self._drafts_of(sequence)
-            ids[end - len(drafts) : end] = drafts
+            if sequence in self.drafts:
+                drafts = self.drafts[sequence]
+                ids[end - len(drafts) : end] = drafts
         return ids
 
     def positions(self) -> np.ndarray:
@@ -127,14 +134,16 @@ class StepDraft:
     def plan(self, table_updates: np.ndarray, block_copies: np.ndarray, swap_out: np.ndarray, swap_in: np.ndarray
              ) -> StepPlan:
         """The finished plan."""
-        sequences = sorted(self.counts, key=lambda sequence: sequence.held_slot)
-        table = np.array(
-            [(s.held_slot, s.num_computed, self.counts[s], s.target, s.num_pending) for s in sequences], np.int32
-        ).reshape(-1, 5)
-        slot, start, count, target, pending = np.ascontiguousarray(table.T)
+        sequences = sorted(self.counts, key=attrgetter("slot"))
+        counts = self.counts
+        columns = [[s.slot for s in sequences], [s.num_computed for s in sequences], [counts[s] for s in sequences],
+                   [s.num_tokens for s in sequences], [s.num_pending for s in sequences]]
+        slot, start, count, known, pending = np.array(columns, np.int32)
         end = start + count
-        samplers = [Sampler(sequences[row], sequences[row].held_slot, row)
-                    for row in np.flatnonzero(end == target).tolist()]
+        sampler_row = np.flatnonzero(end == known + pending)
+        sampler_slot, sampler_position = slot[sampler_row], end[sampler_row]
+        samplers = list(map(Sampler, [sequences[row] for row in sampler_row], sampler_slot.tolist(),
+                            sampler_row.tolist()))
         forks: list[tuple[Sequence, int]] = []
         if self.forks or self.drafts:
             row_of = {sequence: row for row, sequence in enumerate(sequences)}
@@ -145,8 +154,9 @@ class StepDraft:
                 count[row] += len(drafts)
                 samplers += [Sampler(sequence, sequence.held_slot, row, ahead) for ahead in range(1, len(drafts) + 1)]
             samplers.sort(key=lambda sampler: (sampler.slot, sampler.ahead))
-        sampler_row = np.fromiter((sampler.row for sampler in samplers), np.int32, len(samplers))
-        ahead_of = np.fromiter((sampler.ahead for sampler in samplers), np.int32, len(samplers))
+            _, slots, rows, ahead = zip(*samplers, strict=True)
+            sampler_row, sampler_slot = np.array(rows), np.array(slots, np.int32)
+            sampler_position = end[sampler_row] + np.array(ahead, np.int32)
         return StepPlan(
             sequences=sequences,
             slot=slot,
@@ -154,8 +164,9 @@ class StepDraft:
             count=count,
             fed=np.flatnonzero(pending),
             samplers=samplers,
-            sampler_slot=np.fromiter((sampler.slot for sampler in samplers), np.int32, len(samplers)),
-            sampler_position=end[sampler_row] + ahead_of,
+            sampler_row=sampler_row,
+            sampler_slot=sampler_slot,
+            sampler_position=sampler_position,
             forks=forks,
             table_updates=table_updates,
             block_copies=block_copies,

@@ -117,7 +117,7 @@ class Scheduler:
             return None
         step = StepDraft(budget, admitted=self._beams.forked.copy())
         self._schedule_running(step)
-        for sequence in step.counts.copy():
+        for sequence in [sequence for sequence in step.counts if not sequence.request.forked]:
             self._fork_samples(sequence, step)
         if not step.preempted:
             self._admit_waiting(step)

@@ -44,7 +44,7 @@ def build_batch(plan: StepPlan, token_bucket: int, max_num_seqs: int, max_rows: 
     fed_slots = plan.slot[plan.fed]
     fed[query_start[fed_slots]] = fed_slots
     sample_rows = np.zeros(max_rows, np.int32)
-    rows = np.fromiter((sampler.row for sampler in plan.samplers), np.int32, len(plan.samplers))
+    rows = plan.sampler_row
     sample_rows[:len(rows)] = query_start[plan.slot[rows]] + plan.sampler_position - 1 - plan.start[rows]
     arrays: Any = (token_ids, fed, query_start, lengths, sample_rows)
     return StepBatch(*arrays)

@@ -86,6 +86,9 @@ class Runner:
         self.model, self.spec, self.config = programs.model, programs.spec, programs.config
         self.weights = Weights(self.model, params)
         self._rows = RowTable(self.config.max_num_seqs)
+        # By slot: what few requests ask for.
+        self._wants_vocab_logprobs = np.zeros(self.config.max_num_seqs, bool)
+        self._wants_prompt_logprobs = np.zeros(self.config.max_num_seqs, bool)
         self._processor_names = self.config.processor_names
         self._mask_words = mask_words(self.model.config.vocab_size)
         self._host_pool = HostPool(self.spec, self.config.num_swap_blocks, self.config.block_size)
@@ -164,6 +167,8 @@ class Runner:
         for sequence in admitted:
             request, slot = sequence.request, sequence.held_slot
             names = self._processor_names
+            self._wants_vocab_logprobs[slot] = needs_vocab_logprobs(request.params)
+            self._wants_prompt_logprobs[slot] = sequence.wants_prompt_logprobs
             self._rows.set_slot(
                 slot, request.params, request.seed, sequence.index, sequence.num_prompt,
                 processed=request.reports_processed,
@@ -193,8 +198,7 @@ class Runner:
 
     def _vocab_logprobs(self, plan: StepPlan, sample_rows: Any, hidden: Any, masks: np.ndarray | None
                         ) -> dict[int, tuple[VocabLogprobs, int]]:
-        wanted = [number for number, sampler in enumerate(plan.samplers)
-                  if needs_vocab_logprobs(sampler.sequence.params)]
+        wanted = np.flatnonzero(self._wants_vocab_logprobs[plan.sampler_slot]).tolist()
         found: dict[int, tuple[VocabLogprobs, int]] = {}
         for first in range(0, len(wanted), VOCAB_LOGPROB_ROWS):
             numbers = wanted[first:first + VOCAB_LOGPROB_ROWS]
@@ -217,9 +221,9 @@ class Runner:
         return self.state
 
     def _prompt_logprobs(self, plan: StepPlan, query_start: Any, hidden: Any) -> Iterator[PromptLogprobs]:
-        for sequence, slot, start, count in zip(plan.sequences, plan.slot, plan.start, plan.count, strict=True):
-            if not sequence.wants_prompt_logprobs:
-                continue
+        for place in np.flatnonzero(self._wants_prompt_logprobs[plan.slot]).tolist():
+            sequence = plan.sequences[place]
+            slot, start, count = int(plan.slot[place]), int(plan.start[place]), int(plan.count[place])
             # The hidden state at a position predicts the token after it.
             first = max(start + 1, sequence.params.prompt_logprobs_start)
             stop = min(start + count + 1, sequence.num_prompt)

@@ -41,6 +41,7 @@ def preempting(dtype):
 SETTINGS = {
     "preempted to host memory": {"pool": "small", "swap_space": "8M"},
     "token budget 23, two at a time": {"max_num_batched_tokens": 23, "max_num_seqs": 2},
+    "one step at a time, preempted": {"overlap": False, "pool": "small"},
     "together": {},
     "token budget 16": {"max_num_batched_tokens": 16},
     "preempted": {"pool": "small"},

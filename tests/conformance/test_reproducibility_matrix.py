@@ -13,7 +13,8 @@ import pytest
 from conformance.matrix import SETTINGS, difference, make_llm, run_alone, run_mix, sized
 from tiny_folder import write_tiny_folder
 
-SOME = ("preempted to host memory", "token budget 23, two at a time", "room for guesses")
+SOME = ("preempted to host memory", "token budget 23, two at a time", "one step at a time, preempted",
+        "room for guesses")
 # (mixes, settings, dtype)
 CASES = [
     pytest.param(range(4), SOME, "bfloat16", id="4 mixes, bfloat16"),
