@@ -121,9 +121,10 @@ def plan_memory(
 
     The pool takes ``kv_cache_bytes`` when given. Otherwise, on an accelerator, all of ``free_bytes``; on the host the
     smallest of what ``max_num_seqs`` requests of full length need, a quarter of the free memory (rounded down to two
-    bits), and the larger of 1 GiB and the weights' bytes (a pool is zeroed at start, which takes a second per GiB).
-    Without ``max_model_len`` the model's own is taken, or what fits if that is less (a warning says so). A
-    ``max_model_len`` that does not fit raises ``CapacityError`` with the largest that would.
+    bits), and the larger of 1 GiB and the weights' bytes (the size is in the programs' shapes: one that followed the
+    free memory would have them compiled anew). Without ``max_model_len`` the model's own is taken, or what fits if that
+    is less (a warning says so). A ``max_model_len`` that does not fit raises ``CapacityError`` with the largest that
+    would.
     """
     if max_model_len is not None:
         check_integer("max_model_len", max_model_len, 2)
