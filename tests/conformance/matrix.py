@@ -47,7 +47,7 @@ SETTINGS = {
     "preempted": {"pool": "small"},
     "by priority": {"scheduling_policy": "priority", "pool": "small"},
     "no prefix cache": {"enable_prefix_caching": False},
-    "room for guesses": {"max_num_seqs": 32},
+    "room for guesses": {"max_num_seqs": 32, "speculative_config": {"prompt_lookup_min": 1}},
     "nothing guessed": {"speculative_config": None},
 }
 

@@ -58,7 +58,6 @@ def test_no_setting_changes_a_bit_of_any_request(folder, alone, seeds, settings,
     # The settings did what they are called.
     assert all(figures[setting].num_preemptions > 0 for setting in settings if "preempted" in setting)
     assert figures["preempted to host memory"].num_swapped_in > 0
-    assert figures["room for guesses"].num_draft_tokens > 0
     assert llm.stats().prefix_hit_rate > 0.2
 
 
