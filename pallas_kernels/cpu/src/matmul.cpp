@@ -21,10 +21,10 @@ void with_tiles(ffi::ThreadPool& pool, const Matmul& m, void* packed) {
   } else {
     parallel_for(pool, blocks, [&](int64_t b) { matmul_amx_pack(m, packed, b); });
   }
-  // Few tokens: pieces long enough to be read ahead in. Many: short ones, so that threads end together.
-  constexpr int64_t kShort = 32, kLong = 64, kPiecesPerThread = 4;
-  const int64_t per_thread = divide(divide(m.outputs, kLong), pool.num_threads() * kPiecesPerThread);
-  const int64_t outputs = blocks <= 2 ? kLong * per_thread : kShort;
+  // Pieces long enough to be read ahead in, and enough of them that threads end together.
+  constexpr int64_t kOutputs = 64, kPiecesPerThread = 4;
+  const int64_t threads = std::max<int64_t>(pool.num_threads(), 1);
+  const int64_t outputs = kOutputs * divide(divide(m.outputs, kOutputs), threads * kPiecesPerThread);
   const int64_t pieces = divide(m.outputs, outputs);
   parallel_for(pool, pieces * divide(blocks, kBlocksPerCall), [&](int64_t i) {
     const int64_t o = i % pieces * outputs, b = i / pieces * kBlocksPerCall;

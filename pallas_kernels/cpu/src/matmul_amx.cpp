@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t kPanel = 16;               // outputs of a tile
 constexpr int64_t kStepsPerSlice = 18;       // two panels of it stay in the first-level cache
-constexpr int64_t kBlocksWorthCopying = 4;   // from here on, rows of w are copied first, tile by tile
+constexpr int64_t kBlocksWorthCopying = 8;   // from here on, rows of w are copied first, tile by tile
 
 inline __mmask16 first_bits(int64_t count) { return count >= 16 ? 0xffff : static_cast<__mmask16>((1u << count) - 1); }
 
@@ -40,13 +40,16 @@ struct Rows {
   const char* tile(int64_t panel, int64_t step) const { return start + panel * panel_bytes + step * step_bytes; }
 };
 
-// Asks for the memory that follows the panels at hand while these are being used.
+// Asks for the rows of w that come next while others are being used.
 struct Ahead {
-  const char* next;
-  int64_t lines_per_step;
+  const char* row = nullptr;
+  int64_t row_bytes = 0, lines_per_row = 1, lines_per_step = 0, line = 0;
 
   void step() {
-    for (int64_t i = 0; i < lines_per_step; ++i, next += 64) _mm_prefetch(next, _MM_HINT_T1);
+    for (int64_t i = 0; i < lines_per_step; ++i) {
+      _mm_prefetch(row + line * 64, _MM_HINT_T1);
+      if (++line == lines_per_row) line = 0, row += row_bytes;
+    }
   }
 };
 
@@ -54,7 +57,7 @@ struct Ahead {
 // tiles one after the other, are added to or begun.
 template <int kPanels, int kBlocks>
 inline void dot(const Rows& rows, const char* tokens, int64_t block_bytes, int64_t steps, bool add, float* sums,
-                Ahead ahead) {
+                Ahead& ahead) {
   constexpr int kSums = kPanels * kBlocks;
   if (add) {
     tile_load<0>(sums, 64);
@@ -106,7 +109,7 @@ void stream(const Matmul& m, const char* packed, Span outputs, Span blocks) {
   alignas(64) float sums[4 * 256];
   for (int64_t o = outputs.first; o + kPanels * kPanel <= outputs.last; o += kPanels * kPanel) {
     const Rows rows{reinterpret_cast<const char*>(m.w) + o * row_bytes, row_bytes, 64, kPanel * row_bytes};
-    Ahead ahead{rows.start + kPanels * rows.panel_bytes, kPanels * 16};
+    Ahead ahead{rows.start + kPanels * rows.panel_bytes, row_bytes, steps, kPanels * kPanel};
     for (int64_t b = blocks.first; b < blocks.last; ahead.lines_per_step = 0) {
       const char* tokens = packed + b * block_bytes;
       if constexpr (kPanels <= 2) {
@@ -145,20 +148,24 @@ void reuse(const Matmul& m, const char* packed, int64_t output, Span blocks) {
   const int64_t all_steps = num_steps(m.inputs), block_bytes = all_steps * kTileBytes;
   const int64_t slices = (all_steps + kStepsPerSlice - 1) / kStepsPerSlice, per_slice = (all_steps + slices - 1) / slices;
   const Rows rows{copy, 64, kTileBytes, kStepsPerSlice * kTileBytes};
+  const int64_t pairs = (blocks.last - blocks.first + 1) / 2, row_bytes = m.inputs * 2;
+  const char* panels = reinterpret_cast<const char*>(m.w) + output * row_bytes;
   for (int64_t step = 0; step < all_steps; step += per_slice) {
     const int64_t steps = step + per_slice < all_steps ? per_slice : all_steps - step;
     const bool add = step > 0, done = step + steps == all_steps;
     for (int p = 0; p < kPanels; ++p)
       copy_panel(m, output + p * kPanel, step, steps, copy + p * rows.panel_bytes);
+    const char* next = done ? panels + kPanels * kPanel * row_bytes : panels + (step + steps) * 64;
+    Ahead ahead{next, row_bytes, per_slice, (kPanels * kPanel + pairs - 1) / pairs};
     for (int64_t b = blocks.first; b < blocks.last;) {
       const char* tokens = packed + b * block_bytes + step * kTileBytes;
       float* at = sums + (b - blocks.first) * kPanels * 256;
       if (b + 2 <= blocks.last) {
-        dot<kPanels, 2>(rows, tokens, block_bytes, steps, add, at, {});
+        dot<kPanels, 2>(rows, tokens, block_bytes, steps, add, at, ahead);
         if (done) store<kPanels, 2>(m, at, output, b);
         b += 2;
       } else {
-        dot<kPanels, 1>(rows, tokens, block_bytes, steps, add, at, {});
+        dot<kPanels, 1>(rows, tokens, block_bytes, steps, add, at, ahead);
         if (done) store<kPanels, 1>(m, at, output, b);
         b += 1;
       }
