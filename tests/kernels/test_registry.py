@@ -41,6 +41,33 @@ def test_explain_names_the_choice_the_reason_and_the_rest(operation):
     ]
 
 
+@pytest.fixture
+def choosy(monkeypatch):
+    monkeypatch.setattr(registry, "_operations", {})
+    missing = ["no compiler"]
+    registry.register("twice", "native", lambda: lambda x: 2 * x, summary="native", default_on=("cpu",),
+                      unavailable=lambda: missing[0], unsupported=lambda x: "x is a number" if x == "a" else None)
+    registry.register("twice", "xla", lambda: lambda x: x + x, summary="adds", default_on=("cpu",))
+    return missing
+
+
+def test_what_is_not_available_here_is_passed_over_and_said(choosy):
+    assert registry.choose("twice", platform="cpu").implementation.name == "xla"
+    assert registry.implementations("twice") == ("xla",)
+    assert "native [default on cpu; not available: no compiler]" in registry.explain("twice", platform="cpu")
+    with pytest.raises(ValueError, match=r"implementation='native' cannot compute this twice: no compiler"):
+        registry.choose("twice", "native")
+
+
+def test_operands_that_the_default_does_not_take_go_to_the_next(choosy, monkeypatch):
+    choosy[0] = None
+    assert registry.choose("twice", platform="cpu", operands={"x": 1}).implementation.name == "native"
+    assert registry.choose("twice", platform="cpu", operands={"x": "a"}).implementation.name == "xla"
+    monkeypatch.setenv("PALLAS_KERNELS_TWICE", "native")
+    with pytest.raises(ValueError, match=r"PALLAS_KERNELS_TWICE='native' cannot compute this twice: x is a number"):
+        registry.choose("twice", operands={"x": "a"})
+
+
 def test_unknown_names_are_answered_with_what_exists(operation, monkeypatch):
     with pytest.raises(ValueError, match=r"operation='thrice' does not exist; there are twice"):
         registry.choose("thrice")
@@ -60,7 +87,7 @@ def test_registering_twice_or_for_an_unknown_platform_is_refused(operation):
         registry.register(operation, "new", lambda: lambda x: x, summary="new", default_on=("cuda",))
 
 
-@pytest.mark.parametrize("name", ["paged_attention", "kv_write"])
+@pytest.mark.parametrize("name", registry.operations())
 def test_every_operation_has_an_oracle_and_a_default_everywhere(name):
     assert "oracle" in registry.implementations(name)
     for platform in registry.PLATFORMS:
