@@ -66,7 +66,8 @@ def test_work_is_cut_by_real_tokens_not_by_rows_or_padding():
     ]
     for tile in tiles:
         assert int(tile.num_decodes) == 2
-        assert tile.decode_lengths[:3].tolist() == [9, 5, 0]  # longest first
+        assert tile.decode_rows[:2].tolist() == [0, 3]
+        assert tile.decode_lengths[:3].tolist() == [5, 9, 0]
         assert int(tile.num_prefill_tiles) == 4  # 130 = 64 + 64 + 2, and one for the row of 2
         assert tile.prefill_rows[:4].tolist() == [2, 2, 2, 5]
         assert tile.prefill_tokens[:4].tolist() == [1, 65, 129, 132]
