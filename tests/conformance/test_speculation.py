@@ -137,7 +137,7 @@ def test_random_mixes_come_out_the_same_under_every_schedule(setting, overlap, s
     requests += [([*prompt, *prompt], greedy(40)) for prompt in prompts(3, seed, low=5, high=20)]
     # Whatever the model's weights, these repeat themselves.
     requests += [(prompts(1, seed)[0], greedy(40, allowed_token_ids=[7])),
-                 (prompts(1, seed)[0], SamplingParams(seed=seed, max_tokens=40, ignore_eos=True, allowed_token_ids=[7, 9]))]
+                 (prompts(1, seed)[0], SamplingParams(seed=seed, max_tokens=40, allowed_token_ids=[7, 9]))]
     plain = run(tiny_engine(speculative_config=None, overlap=False), requests)
     engine = tiny_engine(overlap=overlap, **SIZES[setting])
     assert [bits(output) for output in run(engine, requests)] == [bits(output) for output in plain]
