@@ -20,6 +20,8 @@ from typing import Any
 
 import jax
 
+from pallas_kernels.errors import ChoiceError
+
 PLATFORMS = ("cpu", "gpu", "tpu")
 
 
@@ -100,8 +102,8 @@ def choose(
     platform: JAX's default backend if not given.
     operands: what it is to be called with, by name; without them, whatever it takes is left aside.
 
-    Raises ValueError for an unknown operation or name, for a named implementation that is not available or does not
-    take the operands, and where nothing is registered for the platform.
+    Raises ChoiceError, a ValueError, for an unknown operation or name, for a named implementation that is not available
+    or does not take the operands, and where nothing is registered for the platform.
     """
     known = _implementations(operation)
     variable = f"PALLAS_KERNELS_{operation.upper()}"
@@ -115,7 +117,7 @@ def choose(
     for candidate in known.values():
         if platform in candidate.default_on and _obstacle(candidate, operands) is None:
             return Choice(operation, candidate, f"the default on {platform}")
-    raise ValueError(f"{operation} has no default on platform={platform!r}; choose one of {', '.join(known)}")
+    raise ChoiceError(f"{operation} has no default on platform={platform!r}; choose one of {', '.join(known)}")
 
 
 def explain(operation: str, implementation: str | None = None, platform: str | None = None) -> str:
@@ -133,7 +135,7 @@ def explain(operation: str, implementation: str | None = None, platform: str | N
 
 def _implementations(operation: str) -> dict[str, Implementation]:
     if operation not in _operations:
-        raise ValueError(f"operation={operation!r} does not exist; there are {', '.join(_operations)}")
+        raise ChoiceError(f"operation={operation!r} does not exist; there are {', '.join(_operations)}")
     return _operations[operation]
 
 
@@ -147,8 +149,8 @@ def _named(
     known: dict[str, Implementation], operation: str, name: str, source: str, operands: Mapping[str, Any] | None
 ) -> Implementation:
     if name not in known:
-        raise ValueError(f"{source}={name!r} is not an implementation of {operation}; there are {', '.join(known)}")
+        raise ChoiceError(f"{source}={name!r} is not an implementation of {operation}; there are {', '.join(known)}")
     obstacle = _obstacle(known[name], operands)
     if obstacle is not None:
-        raise ValueError(f"{source}={name!r} cannot compute this {operation}: {obstacle}")
+        raise ChoiceError(f"{source}={name!r} cannot compute this {operation}: {obstacle}")
     return known[name]

@@ -25,14 +25,23 @@ INTERRUPTED = 130
 """The exit code of a program that Ctrl-C ended, as shells give it."""
 
 
+def _expected(error: Exception) -> bool:
+    """Whether its message is meant for users: their input, a machine's limits, not a mistake of the program."""
+    if isinstance(error, JaxLLMError | EngineError | OSError):
+        return True
+    from pallas_kernels.errors import ChoiceError  # imports JAX, which is there when one was raised
+
+    return isinstance(error, ChoiceError)
+
+
 class _Program(typer.core.TyperGroup):
     """A group whose commands' expected errors are one line, not a traceback."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except (JaxLLMError, EngineError, OSError) as error:
-            if isinstance(error, BrokenPipeError) or console.debugging():
+        except (ValueError, EngineError, OSError) as error:
+            if isinstance(error, BrokenPipeError) or not _expected(error) or console.debugging():
                 raise
             console.error(str(error))
             raise typer.Exit(1) from None

@@ -1,7 +1,8 @@
 """The native library: finding it, loading it, entering its targets with XLA, choosing an instruction set.
 
 Environment:
-    PALLAS_KERNELS_CPU_LIBRARY: a library to load in place of the installed one, for example one with sanitizers.
+    PALLAS_KERNELS_CPU_LIBRARY: a library to load in place of the installed one, for example one with sanitizers; one
+        that cannot be loaded is an error.
     PALLAS_KERNELS_CPU_INSTRUCTION_SET: the best instruction set to use, one of ``INSTRUCTION_SETS``.
 """
 
@@ -16,6 +17,7 @@ from pathlib import Path
 import jax
 
 import pallas_kernels.cpu as package
+from pallas_kernels.errors import ChoiceError
 
 logger = logging.getLogger("pallas_kernels")
 
@@ -57,11 +59,11 @@ def instruction_sets() -> tuple[str, ...]:
 def use_instruction_set(name: str) -> None:
     """Use this instruction set from now on, in programs compiled already as well.
 
-    Raises ValueError where the library or the processor lacks it.
+    Raises ChoiceError where the library or the processor lacks it.
     """
     library = _load()
     if isinstance(library, str):
-        raise ValueError(f"instruction set {name!r}: there are no native kernels here: {library}")
+        raise ChoiceError(f"instruction set {name!r}: there are no native kernels here: {library}")
     _check(name, _best(library), "instruction set")
     library.pallas_kernels_cpu_use_instruction_set(INSTRUCTION_SETS.index(name))
 
@@ -97,11 +99,13 @@ def _open() -> ctypes.CDLL | str:
         return "the package was installed without them (no C++ compiler, or not Linux on x86-64)"
     try:
         library = ctypes.CDLL(str(file))
-    except OSError as error:
+        library.pallas_kernels_cpu_targets.restype = ctypes.POINTER(_Target)
+        library.pallas_kernels_cpu_use_instruction_set.argtypes = [ctypes.c_int]
+        library.pallas_kernels_cpu_use_instruction_set.restype = None
+    except (OSError, AttributeError) as error:  # no library, or another one
+        if chosen := os.environ.get(LIBRARY):
+            raise ChoiceError(f"{LIBRARY}={chosen!r} cannot be loaded: {error}") from error
         return f"the library cannot be loaded: {error}"
-    library.pallas_kernels_cpu_targets.restype = ctypes.POINTER(_Target)
-    library.pallas_kernels_cpu_use_instruction_set.argtypes = [ctypes.c_int]
-    library.pallas_kernels_cpu_use_instruction_set.restype = None
     if wanted := os.environ.get(INSTRUCTION_SET):
         best = _best(library)
         _check(wanted, best, INSTRUCTION_SET)
@@ -149,4 +153,4 @@ def _best(library: ctypes.CDLL) -> int:
 def _check(name: str, best: int, source: str) -> None:
     allowed = INSTRUCTION_SETS[1 : best + 1]
     if name not in allowed:
-        raise ValueError(f"{source}={name!r}: this machine has {', '.join(allowed) or 'none of them'}")
+        raise ChoiceError(f"{source}={name!r}: this machine has {', '.join(allowed) or 'none of them'}")

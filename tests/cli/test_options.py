@@ -103,3 +103,13 @@ def test_a_group_becomes_one_parameter_per_field():
 def test_the_help_of_a_switch_names_no_type_as_if_a_value_followed(run, command):
     typed = [line for line in run(command, "--help").stdout.splitlines() if "<bool>" in line]
     assert [line for line in typed if "--help" not in line] == []
+
+
+@pytest.mark.parametrize("command", ["generate", "info", "bench"])
+def test_a_kernel_in_the_environment_that_there_is_not_is_an_error_in_one_line(run, folder, monkeypatch, command):
+    monkeypatch.setenv("PALLAS_KERNELS_MATMUL", "fastest")
+    arguments = {"generate": ["-m", folder, "hi", "--quiet"], "info": [folder], "bench": [folder, "--quiet"]}
+    result = run(command, *arguments[command])
+    assert (result.exit_code, result.stdout) == (1, "")
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: PALLAS_KERNELS_MATMUL='fastest' is not an implementation of matmul; there are ")
