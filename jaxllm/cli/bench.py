@@ -15,6 +15,7 @@ from jaxllm.cli.options import Debug, EngineOptions, Quiet, format_bytes, in_pan
 
 if TYPE_CHECKING:
     from jaxllm.bench import Cost, MachineSpeed, ModelCosts, Speed
+    from jaxllm.models.model import Model
 
 _model, _work = in_panel("Model"), in_panel("Work")
 
@@ -74,21 +75,19 @@ def bench(
     costs = ModelCosts.of(model, cache_spec(model, engine.kv_cache_dtype))
     report = {
         "model": source.name, "dtype": model.dtype.name, "parameters": model.num_parameters,
-        "engine": dataclasses.asdict(llm.engine.config), "machine": _machine(machine),
+        "engine": dataclasses.asdict(llm.engine.config), "machine": _machine(machine, model),
         "latency": dataclasses.asdict(alone), "throughput": dataclasses.asdict(together),
         "roofline": list(_roofline(costs, machine, alone, together, llm.engine.config.max_num_batched_tokens)),
     }
     print(json.dumps(report, ensure_ascii=False, indent=2)) if as_json else _print(report)
 
 
-def _machine(machine: MachineSpeed) -> dict[str, Any]:
+def _machine(machine: MachineSpeed, model: Model) -> dict[str, Any]:
     import jax
 
-    from pallas_kernels import registry
+    from jaxllm.cli.report import kernels_of
 
-    return {"device": jax.devices()[0].device_kind, **dataclasses.asdict(machine),
-            "kernels": {operation: registry.choose(operation).implementation.name
-                        for operation in registry.operations()}}
+    return {"device": jax.devices()[0].device_kind, **dataclasses.asdict(machine), "kernels": kernels_of(model)}
 
 
 def _roofline(costs: ModelCosts, machine: MachineSpeed, alone: Speed, together: Speed, budget: int

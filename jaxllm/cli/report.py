@@ -134,7 +134,7 @@ def _describe_engine(report: Report, model: Model, tokenizer: Tokenizer | None, 
     free = free_host_memory() if platform == "cpu" else free_device_memory(device, engine.gpu_memory_utilization)
     report["machine"] = {
         "platform": platform, "device": device.device_kind, "devices": jax.device_count(), "free_bytes": free,
-        "kernels": _kernels(model), "native_kernels": _native_kernels(),
+        "kernels": kernels_of(model), "native_kernels": _native_kernels(),
     }
     spec = cache_spec(model, engine.kv_cache_dtype)
     report["running"] |= {
@@ -164,7 +164,7 @@ def _describe_engine(report: Report, model: Model, tokenizer: Tokenizer | None, 
     report["compilation"]["cache_of_jax"] = folder_of_jax()
 
 
-def _kernels(model: Model) -> dict[str, str]:
+def kernels_of(model: Model) -> dict[str, str]:
     """The implementation of each operation that serves this model, in its dtype."""
     import jax
     import jax.numpy as jnp

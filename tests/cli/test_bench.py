@@ -24,6 +24,7 @@ def test_the_report_holds_both_phases_against_the_roofline(run, folder, small):
     assert (report["latency"]["requests"], report["throughput"]["requests"]) == (1, 8)
     assert report["engine"]["max_num_seqs"] == 8
     assert report["machine"]["bytes_per_second"] == 1e9
+    assert report["machine"]["kernels"]["matmul"] == "xla"  # the native one takes bfloat16 only
     prompt, token, batch = report["roofline"]
     assert prompt["seconds"] == report["latency"]["ttft"]
     assert token["seconds"] == report["latency"]["time_per_token"]
