@@ -54,6 +54,11 @@ class Choice:
     implementation: Implementation
     reason: str
 
+    def run(self, *operands: Any, **named: Any) -> Any:
+        """Call it; profiles and HLO name what it does by OPERATION.IMPLEMENTATION, such as "matmul.cpu"."""
+        with jax.named_scope(f"{self.operation}.{self.implementation.name}"):
+            return self.implementation.load()(*operands, **named)
+
 
 _operations: dict[str, dict[str, Implementation]] = {}
 

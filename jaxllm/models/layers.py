@@ -38,6 +38,7 @@ class RMSNorm(nnx.Module):
         self.weight = parameter((size,), dtype, (None,))
         self.epsilon = epsilon
 
+    @jax.named_scope("norm")
     def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
         wide = x.astype(jnp.float32)
         mean_square = row_sum(wide * wide) / x.shape[-1]
@@ -51,10 +52,12 @@ class Embedding(nnx.Module):
     def __init__(self, vocab_size: int, size: int, dtype: DTypeLike) -> None:
         self.weight = parameter((vocab_size, size), dtype, ("vocab", "embed"))
 
+    @jax.named_scope("embedding")
     def __call__(self, token_ids: Int[Array, " T"]) -> Float[Array, "T D"]:
         return self.weight[...].at[token_ids].get(mode="clip")
 
 
+@jax.named_scope("rope")
 def rope_tables(positions: Int[Array, " T"], inverse_frequencies: Float[Array, " half"]
                 ) -> tuple[Float[Array, "T half"], Float[Array, "T half"]]:
     """Cosines and sines of each position's angles, float32."""
@@ -62,6 +65,7 @@ def rope_tables(positions: Int[Array, " T"], inverse_frequencies: Float[Array, "
     return jnp.cos(angles), jnp.sin(angles)
 
 
+@jax.named_scope("rope")
 def apply_rope(x: Float[Array, "T N H"], cos: Float[Array, "T half"], sin: Float[Array, "T half"]
                ) -> Float[Array, "T N H"]:
     """Rotate the two halves of each head by its position's angles, in float32."""

@@ -113,6 +113,7 @@ class StepFunctions:
         rows = jax.lax.dynamic_slice_in_dim(hidden, first, targets.shape[0])
         return token_logprobs(self._logits(head, rows), targets, MAX_LOGPROBS)
 
+    @jax.named_scope("head")
     def _logits(self, head: Params, rows: Float[Array, "B D"]) -> Float[Array, "B V"]:
         logits = mask_padded_vocab(self.model.logits(head, rows), self.config.vocab_size)
         if not self.config.unused_token_ids:

@@ -33,5 +33,4 @@ def kv_write(
             raise ValueError(f"{name} must be [T, K, H] = {expected}, got {values.shape}")
         if values.dtype != pool.dtype:
             raise ValueError(f"{name} must have its pool's dtype {pool.dtype}, got {values.dtype}")
-    function = registry.choose("kv_write", implementation).implementation.load()
-    return function(k_pool, v_pool, k, v, slots)
+    return registry.choose("kv_write", implementation).run(k_pool, v_pool, k, v, slots)

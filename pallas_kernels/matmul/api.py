@@ -29,4 +29,4 @@ def matmul(
         raise ValueError(f"x and weight must both be float32, bfloat16 or float16, got {x.dtype} and {weight.dtype}")
     out = jnp.dtype(x.dtype if out_dtype is None else out_dtype)
     operands = {"x": x, "weight": weight, "out_dtype": out}
-    return registry.choose("matmul", implementation, operands=operands).implementation.load()(**operands)
+    return registry.choose("matmul", implementation, operands=operands).run(**operands)

@@ -78,7 +78,7 @@ def paged_attention(
     operands = {"q": q, "k_pool": k_pool, "v_pool": v_pool, "metadata": metadata}
     options = {"scale": scale, "window": window, "soft_cap": soft_cap, "sinks": sinks, "return_lse": return_lse}
     choice = registry.choose("paged_attention", implementation, operands=operands | options)
-    return choice.implementation.load()(**operands, **options)
+    return choice.run(**operands, **options)
 
 
 def _check(

@@ -70,6 +70,7 @@ def positions_and_rows(
     return TokenRows(row, jnp.where(valid, position, 0), valid)
 
 
+@jax.named_scope("metadata")
 def paged_attention_metadata(
     tables: Int32[Array, "R M"],
     query_start: Int32[Array, " R_plus_1"],

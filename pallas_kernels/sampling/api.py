@@ -146,7 +146,7 @@ def log_normalizer(logits: Float[Array, "B V"], implementation: str | None = Non
 
 
 def _run(operation: str, implementation: str | None, operands: dict[str, Any]) -> Any:
-    return registry.choose(operation, implementation, operands=operands).implementation.load()(**operands)
+    return registry.choose(operation, implementation, operands=operands).run(**operands)
 
 
 _DTYPES = {"temperature": jnp.float32, "top_p": jnp.float32, "log_min_p": jnp.float32, "top_k": jnp.int32,

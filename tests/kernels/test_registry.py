@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from pallas_kernels import registry
@@ -95,6 +97,15 @@ def test_every_operation_has_an_oracle_and_a_default_everywhere(name):
         assert chosen.implementation.name != "oracle"
         assert callable(chosen.implementation.load())
     assert callable(registry.choose(name, "oracle").implementation.load())
+
+
+def test_programs_name_the_implementation_that_they_hold(operation):
+    def program(x):
+        return registry.choose(operation, "fast").run(x)
+
+    text = jax.jit(program).lower(jnp.ones(3)).as_text(debug_info=True)
+    assert f"{operation}.fast" in text
+    assert f"{operation}.slow" not in text
 
 
 def test_the_package_does_not_import_jaxllm():
