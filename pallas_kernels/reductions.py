@@ -63,10 +63,10 @@ def isolated_exp(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 def exp_of_multiple(x: Float[Array, "*shape"], factor: float) -> Float[Array, "*shape"]:
     """``exp(factor * x)`` in float32 for products up to 87: 0 where it would be below 2^-126, and exactly 1 at 0.
 
-    Exact to a few units in the last place, and for a large product to its own rounding, as ``jnp.exp`` of it is. A CPU
-    takes less than half the time of ``jnp.exp``. Each product has one use, an addition, so that it is contracted to a
-    fused multiply-add in any fusion; still, a vector's bits may differ from a scalar's: use it where the last axis is
-    long, and at all times the same.
+    The relative error is below 16 x 2^-24 for products from -20 to 0 (6 to 10 are measured), and grows with the
+    product beyond, as the rounding of the product itself does. A CPU takes less than half the time of ``jnp.exp``.
+    Each product has one use, an addition, so that it is contracted to a fused multiply-add in any fusion; still, a
+    vector's bits may differ from a scalar's: use it where the last axis is long, and at all times the same.
     """
     per_unit = factor * math.log2(math.e)
     shifted = x * per_unit + _ROUNDING

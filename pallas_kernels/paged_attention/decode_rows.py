@@ -98,8 +98,7 @@ def _add_pairs(
     size = decode_tile(num_rows)
     ends = tiles.decode_lengths
     firsts = jnp.zeros_like(ends) if softmax.window is None else jnp.maximum(ends - softmax.window, 0)
-    first_group = jnp.maximum(firsts // keys.group_size, leading)
-    stop = jnp.cumsum(keys.num_groups(ends) - first_group, dtype=jnp.int32)
+    first_group, stop = list_pairs(firsts, ends, leading, keys.group_size)
     begin = jnp.concatenate([jnp.zeros((1,), jnp.int32), stop[:-1]])
 
     def one_tile(tile: Int32[Array, ""], state: osm.State) -> osm.State:
@@ -123,6 +122,16 @@ def _add_pairs(
         return _chain(state, place, factor, after, sums, values)
 
     return lax.fori_loop(0, (stop[-1] + size - 1) // size, one_tile, state)
+
+
+def list_pairs(
+    firsts: Int32[Array, " D"], ends: Int32[Array, " D"], leading: Int32[Array, " D"], group_size: int
+) -> tuple[Int32[Array, " D"], Int32[Array, " D"]]:
+    """For rows that see the keys at ``firsts .. ends - 1``: each row's first group from number ``leading`` on, and its
+    end in the list of pairs, of which the last is the length of the list."""
+    first_group = jnp.maximum(firsts // group_size, leading)
+    num_groups = (ends + group_size - 1) // group_size
+    return first_group, jnp.cumsum(num_groups - first_group, dtype=jnp.int32)
 
 
 def _per_query(values: Int32[Array, " B"], shape: tuple[int, int]) -> Int32[Array, "BK Q"]:
