@@ -1,4 +1,4 @@
-"""Turn the JSON reports of ``compare.py``, ``roofline.py`` and ``scaling.py`` into the Markdown tables of
+"""Turn the JSON reports of ``compare.py``, ``roofline.py``, ``scaling.py`` and ``step_profile.py`` into the tables of
 docs/performance.md, so that no figure there is typed.
 
 With ``--write``, the tables go between the document's lines ``<!-- begin NAME.py -->`` and ``<!-- end NAME.py -->``.
@@ -87,8 +87,23 @@ def scaling(report: Report) -> str:
             + markdown(("context", "ms per decoding step", "ms per 512 prompt tokens"), contexts))
 
 
+def step_profile(report: Report) -> str:
+    """The costliest operations of each kind of step."""
+    parts = [f"{report['kernels']} kernels, medians of {report['steps']} steps"]
+    for profile in report["profiles"]:
+        lines, others = profile["lines"][:report["top"]], profile["lines"][report["top"]:]
+        rows = [(line["what"], line["implementation"] or "-", f"{line['runs']:g}", number(line["ms"]),
+                 f"{100 * line['share']:.1f} %") for line in lines]
+        left = sum(line["ms"] for line in others)
+        rows.append((f"{len(others)} others", "", "", number(left), f"{100 * left / profile['ms']:.1f} %"))
+        parts.append(markdown((f"{profile['case']}: {number(profile['ms'])} ms", "kernel", "runs", "ms", "of the step"),
+                              rows))
+    return "\n\n".join(parts)
+
+
 KINDS: dict[str, tuple[str, Callable[[Report], str]]] = {
-    "rows": ("compare.py", comparison), "bounds": ("roofline.py", roofline), "loads": ("scaling.py", scaling)}
+    "rows": ("compare.py", comparison), "bounds": ("roofline.py", roofline), "loads": ("scaling.py", scaling),
+    "profiles": ("step_profile.py", step_profile)}
 """By a key that only reports of that kind have: the script that made it, and what makes its tables."""
 
 
@@ -112,7 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report = json.loads(path.read_text())
         name, make = next((kind for key, kind in KINDS.items() if key in report), (None, None))
         if name is None or make is None:
-            parser.error(f"{path} is no report of compare.py, roofline.py or scaling.py")
+            parser.error(f"{path} is no report of compare.py, roofline.py, scaling.py or step_profile.py")
         if document is None:
             print(make(report) + "\n")
             continue
