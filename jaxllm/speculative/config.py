@@ -32,9 +32,9 @@ class SpeculativeConfig:
     def __post_init__(self) -> None:
         if self.method != "ngram":
             raise ParameterError("speculative_config['method']", self.method, "'ngram'; jaxllm has no draft models yet")
-        check_integer("speculative_config['num_speculative_tokens']", self.num_speculative_tokens, 1, MAX_DRAFT_TOKENS)
-        check_integer("speculative_config['prompt_lookup_max']", self.prompt_lookup_max, 1, MAX_LOOKUP)
-        check_integer("speculative_config['prompt_lookup_min']", self.prompt_lookup_min, 1, self.prompt_lookup_max)
+        for name, high in (("num_speculative_tokens", MAX_DRAFT_TOKENS), ("prompt_lookup_max", MAX_LOOKUP),
+                           ("prompt_lookup_min", self.prompt_lookup_max)):
+            object.__setattr__(self, name, check_integer(f"speculative_config[{name!r}]", getattr(self, name), 1, high))
 
 
 def read_speculative_config(given: Any, *, on_host: bool) -> SpeculativeConfig | None:
@@ -62,7 +62,7 @@ def read_speculative_config(given: Any, *, on_host: bool) -> SpeculativeConfig |
     chosen = {name: value for name, value in given.items() if name in fields and value is not None}
     for name, other in (("prompt_lookup_min", "prompt_lookup_max"), ("prompt_lookup_max", "prompt_lookup_min")):
         default = getattr(SpeculativeConfig, name)
-        if name not in chosen and isinstance(chosen.get(other), int):
-            least = name.endswith("min")
-            chosen[name] = min(default, chosen[other]) if least else max(default, chosen[other])
+        if name not in chosen and other in chosen:
+            bound = check_integer(f"speculative_config[{other!r}]", chosen[other], 1, MAX_LOOKUP)
+            chosen[name] = min(default, bound) if name.endswith("min") else max(default, bound)
     return SpeculativeConfig(**chosen)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from jaxllm.errors import ParameterError
@@ -19,11 +20,13 @@ def test_it_is_on_where_it_is_asked_for_and_by_default_on_cpus(given, on_host, e
 
 @pytest.mark.parametrize(("bounds", "expected"), [
     ({"prompt_lookup_max": 6}, (2, 6)), ({"prompt_lookup_max": 1}, (1, 1)), ({"prompt_lookup_min": 7}, (7, 7)),
-    ({"prompt_lookup_min": 3}, (3, 4)), ({"prompt_lookup_max": 5, "prompt_lookup_min": None}, (2, 5)),
+    ({"prompt_lookup_min": 3}, (3, 4)), ({"prompt_lookup_max": np.int64(1)}, (1, 1)),
+    ({"prompt_lookup_max": 5, "prompt_lookup_min": None}, (2, 5)),
 ])
 def test_a_bound_that_is_not_given_goes_along_with_the_other(bounds, expected):
     config = read_speculative_config(bounds, on_host=True)
     assert (config.prompt_lookup_min, config.prompt_lookup_max) == expected
+    assert type(config.prompt_lookup_max) is int
 
 
 @pytest.mark.parametrize(("given", "named"), [
@@ -36,7 +39,8 @@ def test_a_bound_that_is_not_given_goes_along_with_the_other(bounds, expected):
     ({"num_speculative_tokens": 0}, "num_speculative_tokens"),
     ({"num_speculative_tokens": "3"}, "num_speculative_tokens"),
     ({"num_speculative_tokens": True}, "num_speculative_tokens"),
-    ({"prompt_lookup_max": 0}, "prompt_lookup_m"),
+    ({"prompt_lookup_max": 0}, "prompt_lookup_max"),
+    ({"prompt_lookup_min": 33}, "['prompt_lookup_min']=33"),
     ({"prompt_lookup_min": 5, "prompt_lookup_max": 4}, "prompt_lookup_min"),
     ({"prompt_lookup_min": 0}, "prompt_lookup_min"),
     (True, "speculative_config"),
