@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import itertools
+import os
 import threading
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
@@ -40,8 +41,8 @@ Inbox = collections.deque[Collector]
 class Engine:
     """Continuous batching, step by step: ``add_request``, then ``step`` while ``has_unfinished``.
 
-    Safe to call from several threads; one step runs at a time. ``KeyboardInterrupt`` is raised where it leaves the
-    engine whole: never between two updates that belong together.
+    Safe to call from several threads; one step runs at a time. Not in a process forked from the one that made it.
+    ``KeyboardInterrupt`` is raised where it leaves the engine whole: never between two updates that belong together.
     """
 
     def __init__(self, runner: StepRunner, config: EngineConfig, tokenizer: Tokenizer | None = None,
@@ -50,6 +51,7 @@ class Engine:
         self.tokenizer = tokenizer
         self.eos_token_ids = frozenset(eos_token_ids)
         self._runner = runner
+        self._process = os.getpid()
         blocks = BlockManager(config.num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching,
                               num_swap_blocks=config.num_swap_blocks)
         self.scheduler = Scheduler(
@@ -82,6 +84,7 @@ class Engine:
         params: with ``BeamSearchParams`` the request's outputs are ``BeamSearchOutput``s.
         inbox: is given the request's collector whenever the request progresses, whoever runs the step.
         """
+        self._require_own_process()
         params = SamplingParams() if params is None else params
         if not isinstance(params, SamplingParams | BeamSearchParams):
             raise ParameterError("sampling_params", params, "a SamplingParams or a BeamSearchParams")
@@ -145,6 +148,7 @@ class Engine:
         the engine usable. Ordinary exceptions are reported in those requests' outputs; others, like
         ``KeyboardInterrupt``, are raised again.
         """
+        self._require_own_process()
         with self._lock, HeldInterrupts() as interrupts:
             if self._stats_log is not None and self.has_unfinished():
                 self._stats_log.begin_step()
@@ -205,6 +209,11 @@ class Engine:
     def is_sleeping(self) -> bool:
         """Whether ``sleep`` was called and ``wake_up`` was not."""
         return self._asleep
+
+    def _require_own_process(self) -> None:
+        if os.getpid() != self._process:
+            raise EngineError("the engine cannot run in a process forked from the one that made it, as threads of JAX "
+                              "are missing there: make an LLM in that process, started with multiprocessing's 'spawn'")
 
     def _require_idle(self, name: str) -> None:
         if self.has_unfinished():
