@@ -103,15 +103,15 @@ def test_a_bad_conversation_fails_alone(llm):
 
 
 def test_ctrl_c_returns_what_is_finished_and_the_engine_goes_on(llm, monkeypatch):
-    real, calls = llm.engine._runner.execute, []
+    real, calls = llm.engine._runner.dispatch, []
 
-    def execute(plan):
+    def dispatch(plan):
         calls.append(1)
         if len(calls) == 4:
             signal.raise_signal(signal.SIGINT)
         return real(plan)
 
-    monkeypatch.setattr(llm.engine._runner, "execute", execute)
+    monkeypatch.setattr(llm.engine._runner, "dispatch", dispatch)
     outputs = llm.generate(["a", "b"], [SHORT.replace(max_tokens=2), SHORT.replace(max_tokens=30)])
     assert [output.outputs[0].finish_reason for output in outputs] == ["length", "abort"]
     assert len(outputs[1].outputs[0].token_ids) >= 2
@@ -120,16 +120,16 @@ def test_ctrl_c_returns_what_is_finished_and_the_engine_goes_on(llm, monkeypatch
 
 
 def test_a_second_ctrl_c_raises_and_leaves_nothing(llm, monkeypatch):
-    real = llm.engine._runner.execute
+    real = llm.engine._runner.dispatch
 
-    def execute(plan):
+    def dispatch(plan):
         result = real(plan)
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
         return result
 
     with monkeypatch.context() as patch:
-        patch.setattr(llm.engine._runner, "execute", execute)
+        patch.setattr(llm.engine._runner, "dispatch", dispatch)
         with pytest.raises(KeyboardInterrupt):
             llm.generate("a", SHORT)
     assert llm.generate("c", SHORT)[0].outputs[0].finish_reason == "length"
@@ -201,15 +201,15 @@ def test_three_bad_requests_of_a_hundred_fail_alone(llm, kind):
 @pytest.fixture
 def failing_step(llm, monkeypatch):
     """The third step raises."""
-    real, calls = llm.engine._runner.execute, []
+    real, calls = llm.engine._runner.dispatch, []
 
-    def execute(plan):
+    def dispatch(plan):
         calls.append(1)
         if len(calls) == 3:
             raise MemoryError("no room")
         return real(plan)
 
-    monkeypatch.setattr(llm.engine._runner, "execute", execute)
+    monkeypatch.setattr(llm.engine._runner, "dispatch", dispatch)
 
 
 @pytest.mark.usefixtures("failing_step")

@@ -189,16 +189,16 @@ def test_lists_that_do_not_match_are_refused(llm, contexts, continuations, name)
 
 def test_ctrl_c_keeps_the_scores_that_are_there(llm, monkeypatch):
     wanted = score(llm, ["a"] * 3, ["b", "c", "a"])
-    real, calls = llm.engine._runner.execute, []
+    real, calls = llm.engine._runner.dispatch, []
 
-    def execute(plan):
+    def dispatch(plan):
         calls.append(plan)
         if len(calls) == 2:
             raise KeyboardInterrupt
         return real(plan)
 
     with monkeypatch.context() as patch:
-        patch.setattr(llm.engine._runner, "execute", execute)
+        patch.setattr(llm.engine._runner, "dispatch", dispatch)
         first, *others = score(llm, ["a", "a", "a", "b"], ["b", "c", "a", "a"])
     assert first == wanted[0]
     # The first pairs of both contexts were one step, the others the next.

@@ -89,28 +89,34 @@ class StepLoop:
         return progressed
 
     def _synchronous(self, interrupts: HeldInterrupts) -> list[Collector]:
-        failed = self._begin(interrupts)
-        return failed + self._complete(interrupts)
+        broken = self._begin(interrupts)
+        return self._complete(interrupts) if broken is None else self._failed(*broken)
 
     def _overlapped(self, interrupts: HeldInterrupts) -> list[Collector]:
-        failed = [] if self._steps else self._begin(interrupts)
+        broken = None if self._steps else self._begin(interrupts)
         if self._steps:
-            failed += self._begin(interrupts)  # while the step before it runs
-        return failed + self._complete(interrupts)
+            broken = self._begin(interrupts)  # while the step before it runs
+        ended: list[Collector] = []
+        try:
+            progressed = self._complete(interrupts)
+        finally:
+            if broken is not None:  # its requests have what the step before gave them
+                ended = self._failed(*broken)
+        return list(dict.fromkeys([*progressed, *ended]))
 
-    def _begin(self, interrupts: HeldInterrupts) -> list[Collector]:
-        """Plan and dispatch a step, if there is one; the collectors of requests that failed by it."""
+    def _begin(self, interrupts: HeldInterrupts) -> tuple[StepPlan, BaseException] | None:
+        """Plan and dispatch a step, if there is one; the plan and why, if it could not be dispatched."""
         plan = self._scheduler.schedule()
         if plan is None:
-            return []
+            return None
         try:
             self._outcomes.scheduled(plan)
             with interrupts.released():
                 dispatched = self._runner.dispatch(plan)
         except BaseException as error:
-            return self._failed(plan, error)
+            return plan, error
         self._steps.append(_Step(plan, dispatched))
-        return []
+        return None
 
     def _complete(self, interrupts: HeldInterrupts) -> list[Collector]:
         """Wait for the oldest step and hand out its results; the collectors of the requests that progressed."""

@@ -30,8 +30,8 @@ def _nothing_leaks(llm):
 @pytest.fixture
 def computed(llm, monkeypatch):
     """The plans that the engine ran."""
-    plans, real = [], llm.engine._runner.execute
-    monkeypatch.setattr(llm.engine._runner, "execute", lambda plan: plans.append(plan) or real(plan))
+    plans, real = [], llm.engine._runner.dispatch
+    monkeypatch.setattr(llm.engine._runner, "dispatch", lambda plan: plans.append(plan) or real(plan))
     return plans
 
 
@@ -151,16 +151,16 @@ def test_a_bias_of_any_size_leaves_a_token_to_choose(value):
 @pytest.mark.case(30)
 @pytest.mark.parametrize("step", [1, 2, 5])
 def test_after_ctrl_c_within_a_step_the_next_call_returns_only_its_own(llm, monkeypatch, step):
-    real, calls = llm.engine._runner.execute, []
+    real, calls = llm.engine._runner.dispatch, []
 
-    def execute(plan):
+    def dispatch(plan):
         calls.append(plan)
         if len(calls) == step:
             raise KeyboardInterrupt
         return real(plan)
 
     with monkeypatch.context() as patch:
-        patch.setattr(llm.engine._runner, "execute", execute)
+        patch.setattr(llm.engine._runner, "dispatch", dispatch)
         outputs = llm.generate([[START] * 3] * 4, greedy(20, n=2), use_tqdm=False)
     assert len(outputs) == 4
     assert not any(sample.finish_reason == "length" for output in outputs for sample in output.outputs)
@@ -174,16 +174,16 @@ def test_after_ctrl_c_within_a_step_the_next_call_returns_only_its_own(llm, monk
 
 @pytest.mark.case(30)
 def test_ctrl_c_keeps_what_is_finished_and_ends_the_rest_with_what_they_have(llm, monkeypatch):
-    real, calls = llm.engine._runner.execute, []
+    real, calls = llm.engine._runner.dispatch, []
 
-    def execute(plan):
+    def dispatch(plan):
         calls.append(plan)
         if len(calls) == 4:
             signal.raise_signal(signal.SIGINT)
         return real(plan)
 
     with monkeypatch.context() as patch:
-        patch.setattr(llm.engine._runner, "execute", execute)
+        patch.setattr(llm.engine._runner, "dispatch", dispatch)
         short, long = llm.generate([[START]] * 2, [greedy(2), greedy(20)], use_tqdm=False)
     assert (short.outputs[0].text, short.outputs[0].finish_reason) == ("ab", "length")
     assert (long.outputs[0].text, long.outputs[0].finish_reason) == ("abcc", "abort")
@@ -202,16 +202,16 @@ def test_after_ctrl_c_in_any_call_every_other_call_returns_only_its_own(llm, mon
         "score": lambda: llm.score(prompts, [[1, 2]] * 2, use_tqdm=False),
     }
     wanted = {name: _answers(call()) for name, call in calls.items()}
-    real, steps = llm.engine._runner.execute, []
+    real, steps = llm.engine._runner.dispatch, []
 
-    def execute(plan):
+    def dispatch(plan):
         steps.append(plan)
         if len(steps) == (1 if way == "score" else 3):
             raise KeyboardInterrupt
         return real(plan)
 
     with monkeypatch.context() as patch:
-        patch.setattr(llm.engine._runner, "execute", execute)
+        patch.setattr(llm.engine._runner, "dispatch", dispatch)
         assert _answers(calls[way]()) != wanted[way]
     assert not llm.engine.has_unfinished()
     assert {name: _answers(call()) for name, call in calls.items()} == wanted
@@ -225,15 +225,15 @@ def _answers(results):
 @pytest.mark.parametrize("error", [RuntimeError("out of memory"), MemoryError("x"), ValueError("x"), EOFError()])
 def test_an_exception_within_a_step_fails_what_ran_and_the_waiting_go_on(error):
     engine = engine_on(script(3), max_num_seqs=1)
-    real, steps = engine._runner.execute, []
+    real, steps = engine._runner.dispatch, []
 
-    def execute(plan):
+    def dispatch(plan):
         steps.append(plan)
         if len(steps) == 2:
             raise error
         return real(plan)
 
-    engine._runner.execute = execute
+    engine._runner.dispatch = dispatch
     failed, good = run(engine, [([START], greedy(5)), ([START], greedy(5))])
     assert failed.error.type == type(error).__name__
     assert failed.outputs[0].token_ids == [1]

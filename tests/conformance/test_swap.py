@@ -107,17 +107,17 @@ def test_an_aborted_request_gives_its_host_blocks_back():
 def test_after_a_failed_step_the_others_end_as_if_nothing_had_been_swapped(state_lost, monkeypatch):
     engine = tiny_engine(**_sizes("float32", 60))
     runner = engine._runner
-    execute = runner.execute
+    dispatch = runner.dispatch
 
     def fail_once(plan):
         if not len(plan.swap_out):
-            return execute(plan)
-        monkeypatch.setattr(runner, "execute", execute)
+            return dispatch(plan)
+        monkeypatch.setattr(runner, "dispatch", dispatch)
         if state_lost:
             runner.cache[0]["k"].delete()
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(runner, "execute", fail_once)
+    monkeypatch.setattr(runner, "dispatch", fail_once)
     outputs = run(engine, _long_requests())
     failed = [output.error is not None for output in outputs]
     assert any(failed)
