@@ -183,12 +183,20 @@ def test_aborts_among_drafts_leave_nothing_behind(overlap, cuts):
 
 
 def test_a_draft_after_which_no_token_can_be_chosen_fails_as_it_would_without():
-    table = path_table(CYCLE)
-    table[6] = np.nan
-    (plain,), (guessed,), _ = both(table, [([*PROMPT[:-1], *PROMPT], greedy(50))])
+    def engine_that_overflows_after_six(**sizes):
+        engine = engine_on(path_table(CYCLE), **LONG, **sizes)
+        head = engine.params["head"]["weight"].at[:, 6].set(3e38)
+        engine.update_params({**engine.params, "head": {"weight": head}})
+        return engine
+
+    request = ([*PROMPT[:-1], *PROMPT], greedy(50))
+    (plain,) = run(engine_that_overflows_after_six(speculative_config=None), [request])
+    engine = engine_that_overflows_after_six()
+    (guessed,) = run(engine, [request])
     assert guessed.outputs[0].token_ids == plain.outputs[0].token_ids == [1, 2, 3, 4, 5, 6]
     assert guessed.error == plain.error
     assert "no token could be chosen" in guessed.error.message
+    check_idle(engine)
 
 
 def test_once_warm_speculation_traces_nothing():
