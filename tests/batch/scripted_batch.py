@@ -24,8 +24,7 @@ class ScriptedLLM:
         def say(sequence):
             if sequence.num_output == 0:
                 self.prompts.append(int(sequence.request.prompt_token_ids[0]))
-            stats = self.engine.stats()
-            self.most_in_flight = max(self.most_in_flight, stats.num_running + stats.num_waiting)
+            self.most_in_flight = max(self.most_in_flight, len(self.engine.scheduler.requests))
             return script(sequence)
 
         return say

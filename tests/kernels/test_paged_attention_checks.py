@@ -36,7 +36,7 @@ def arguments():
         ({"sinks": jnp.zeros(4, jnp.bfloat16)}, r"sinks must be float32 \[N\] = \[4\], got bfloat16"),
         (
             {"implementation": "cuda"},
-            "implementation='cuda' is not an implementation of paged_attention; there are xla",
+            "implementation='cuda' is not an implementation of paged_attention; there are .*xla",
         ),
     ],
 )
