@@ -10,7 +10,7 @@ import pytest
 from mixes import mixed_requests
 from support import TINY, pool_bytes, run, tiny_engine
 
-from jaxllm.engine.plan import StepPlan
+from jaxllm.engine.plan import StepDraft
 from jaxllm.errors import CapacityError, ParameterError
 from jaxllm.kv_cache import KVEntry, KVGroup, KVSpec
 from jaxllm.kv_cache.pool import read_blocks, write_blocks
@@ -67,9 +67,7 @@ def test_reading_and_writing_device_blocks_touches_no_others():
 
 def _plan(swap_out=(), swap_in=()):
     moves = [np.array(each, np.int32).reshape(-1, 2) for each in (swap_out, swap_in)]
-    empty = np.zeros(0, np.int32)
-    return StepPlan([], empty, empty, empty, [], np.zeros((0, 4), np.int32), np.zeros((0, 2), np.int32), [], [],
-                    *moves, 0)
+    return StepDraft(budget=0).plan(np.zeros((0, 4), np.int32), np.zeros((0, 2), np.int32), *moves)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
