@@ -133,10 +133,11 @@ def scheduled_steps(workload: Workload, block_size: int, limits: Limits) -> Iter
 
 
 def engine_steps(workload: Workload, block_size: int, limits: Limits, model: str, dtype: str) -> Iterator[Snapshot]:
-    """Generate the workload with the real engine; a snapshot after each step."""
+    """Generate the workload with the real engine, a step and a token at a time; a snapshot after each step."""
     from jaxllm import LLM
 
-    engine = LLM(model, dtype=dtype, block_size=block_size, **dataclasses.asdict(limits)).engine
+    engine = LLM(model, dtype=dtype, block_size=block_size, overlap=False, speculative_config=None,
+                 **dataclasses.asdict(limits)).engine
     for work in workload.requests:
         engine.add_request(work.prompt, sampling(work.max_tokens))
     while engine.has_unfinished():

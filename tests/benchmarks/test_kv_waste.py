@@ -68,7 +68,8 @@ def test_an_unknown_workload_names_the_known_ones(capsys):
         kv_waste.main(["--workload", "W9"])
     message = capsys.readouterr().err
     assert "'W9'" in message
-    assert "W1, W2" in message
+    assert "W1, " in message
+    assert "W2, " in message
 
 
 def test_a_workload_that_holds_nothing_between_steps_is_refused(tmp_path, capsys):
