@@ -130,7 +130,7 @@ SIZES = {
 @pytest.mark.parametrize("setting", [
     name if name in ("together", "preempted to host memory") else pytest.param(name, marks=pytest.mark.sweep)
     for name in SIZES])
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.sweep) for seed in range(1, 3))])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.sweep)])
 def test_random_mixes_come_out_the_same_under_every_schedule(setting, overlap, seed):
     requests = [([*prompt, *prompt][:60], params) for prompt, params in mixed_requests(4, seed)]
     requests += [([*prompt, *prompt], greedy(40)) for prompt in prompts(3, seed, low=5, high=20)]
