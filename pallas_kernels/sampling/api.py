@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
@@ -64,6 +65,11 @@ class TokenLogprobs(NamedTuple):
     top_ids: Int[Array, "C K"]
     top_logprobs: Float[Array, "C K"]
 
+    @classmethod
+    def shapes(cls, rows: int, k: int) -> TokenLogprobs:
+        """Shapes and dtypes of ``rows`` rows with ``k`` tokens each."""
+        return cls(_floats(rows), _ints(rows), _ints(rows, k), _floats(rows, k))
+
 
 class SampledRows(NamedTuple):
     """Each row's token, -1 where it has none: its logits hold NaN or +inf, or nothing else than -inf.
@@ -78,12 +84,22 @@ class SampledRows(NamedTuple):
     limit_token: Int[Array, " B"]
     logprobs: TokenLogprobs
 
+    @classmethod
+    def shapes(cls, rows: int, k: int) -> SampledRows:
+        """Shapes and dtypes of ``rows`` rows with ``k`` tokens each."""
+        return cls(_ints(rows), _floats(rows), _ints(rows), TokenLogprobs.shapes(rows, k))
+
 
 class LogNormalizer(NamedTuple):
     """A value's log-probability is ``(value - best) - log_total``, in float32."""
 
     best: Float[Array, " B"]
     log_total: Float[Array, " B"]
+
+    @classmethod
+    def shapes(cls, rows: int) -> LogNormalizer:
+        """Shapes and dtypes of ``rows`` rows."""
+        return cls(_floats(rows), _floats(rows))
 
 
 def sample_rows(
@@ -163,3 +179,11 @@ def _check_columns(rows: int, prefix: str, columns: Mapping[str, Array | None]) 
 def _check(logits: Array) -> None:
     if logits.ndim != 2 or logits.dtype != jnp.float32 or logits.shape[1] == 0:
         raise ValueError(f"logits must be float32 [B, V], got {logits.dtype} {logits.shape}")
+
+
+def _floats(*shape: int) -> Any:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def _ints(*shape: int) -> Any:
+    return jax.ShapeDtypeStruct(shape, jnp.int32)

@@ -33,8 +33,7 @@ def sample_rows_cpu(
     """One call. Each row costs what it asks for: noise is computed only where it can decide."""
     rows = logits.shape[0]
     nobody = jnp.zeros(rows, bool)
-    column, number = _like(jnp.float32, rows), _like(jnp.int32, rows)
-    call = jax.ffi.ffi_call(require("pallas_kernels_sample_rows_v1"), (number, column, number, *_reported(rows, k)),
+    call = jax.ffi.ffi_call(require("pallas_kernels_sample_rows_v1"), jax.tree.leaves(SampledRows.shapes(rows, k)),
                             vmap_method="sequential")
     token_ids, limit_value, limit_token, *reported = call(
         logits,
@@ -49,21 +48,13 @@ def sample_rows_cpu(
 def token_logprobs_cpu(logits: Float[Array, "C V"], targets: Int[Array, " C"], k: int) -> TokenLogprobs:
     """One call."""
     call = jax.ffi.ffi_call(
-        require("pallas_kernels_token_logprobs_v1"), _reported(logits.shape[0], k), vmap_method="sequential")
+        require("pallas_kernels_token_logprobs_v1"), TokenLogprobs.shapes(logits.shape[0], k),
+        vmap_method="sequential")
     return TokenLogprobs(*call(logits, targets))
 
 
 def log_normalizer_cpu(logits: Float[Array, "B V"]) -> LogNormalizer:
     """One call."""
-    column = _like(jnp.float32, logits.shape[0])
     call = jax.ffi.ffi_call(
-        require("pallas_kernels_log_normalizer_v1"), (column, column), vmap_method="sequential")
+        require("pallas_kernels_log_normalizer_v1"), LogNormalizer.shapes(logits.shape[0]), vmap_method="sequential")
     return LogNormalizer(*call(logits))
-
-
-def _reported(rows: int, k: int) -> tuple[jax.ShapeDtypeStruct, ...]:
-    return (_like(jnp.float32, rows), _like(jnp.int32, rows), _like(jnp.int32, rows, k), _like(jnp.float32, rows, k))
-
-
-def _like(dtype: Any, *shape: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, dtype)

@@ -27,10 +27,8 @@ def sample_rows_oracle(
     """Under ``jit`` through a callback."""
     rows = logits.shape[0]
     nobody = np.zeros(rows, bool)
-    column, number = _like(np.float32, rows), _like(np.int32, rows)
-    reported = TokenLogprobs(column, number, _like(np.int32, rows, k), _like(np.float32, rows, k))
     result: SampledRows = jax.pure_callback(
-        lambda *operands: _sample(*operands, k=k), SampledRows(number, column, number, reported),
+        lambda *operands: _sample(*operands, k=k), SampledRows.shapes(rows, k),
         logits, DrawParameters.all_greedy(rows) if draws is None else draws, logits if raw is None else raw,
         nobody if wants_logprobs is None else wants_logprobs, nobody if wants_limit is None else wants_limit)
     return result
@@ -38,17 +36,14 @@ def sample_rows_oracle(
 
 def token_logprobs_oracle(logits: Float[Array, "C V"], targets: Int[Array, " C"], k: int) -> TokenLogprobs:
     """Under ``jit`` through a callback."""
-    rows = logits.shape[0]
-    like = TokenLogprobs(_like(np.float32, rows), _like(np.int32, rows), _like(np.int32, rows, k),
-                         _like(np.float32, rows, k))
-    result: TokenLogprobs = jax.pure_callback(lambda *operands: _reported(*operands, k=k), like, logits, targets)
+    result: TokenLogprobs = jax.pure_callback(
+        lambda *operands: _reported(*operands, k=k), TokenLogprobs.shapes(logits.shape[0], k), logits, targets)
     return result
 
 
 def log_normalizer_oracle(logits: Float[Array, "B V"]) -> LogNormalizer:
     """Under ``jit`` through a callback."""
-    column = _like(np.float32, logits.shape[0])
-    result: LogNormalizer = jax.pure_callback(_normalizer, LogNormalizer(column, column), logits)
+    result: LogNormalizer = jax.pure_callback(_normalizer, LogNormalizer.shapes(logits.shape[0]), logits)
     return result
 
 
@@ -141,7 +136,3 @@ def _normalizer(logits: np.ndarray) -> LogNormalizer:
         total = np.exp(logits.astype(np.float64) - best[:, None]).sum(axis=1)
         result: Any = (best, np.log(total).astype(np.float32))
     return LogNormalizer(*result)
-
-
-def _like(dtype: Any, *shape: int) -> Any:
-    return jax.ShapeDtypeStruct(shape, dtype)
