@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int32
 
-from pallas_kernels.paged_attention.shared_groups import SharedGroups, find_shared_groups
-from pallas_kernels.paged_attention.tiles import prefill_tile
+from pallas_kernels.paged_attention.tiles import decode_tile, prefill_tile
 
 
 def _static() -> Any:
@@ -21,11 +20,14 @@ def _static() -> Any:
 @partial(jax.tree_util.register_dataclass)
 @dataclass(frozen=True)
 class Tiles:
-    """The step's work: the rows with one query, packed, and tiles of consecutive queries of the rows with several."""
+    """The step's work as tiles of fixed size: rows with one query, and runs of queries of one row with several.
 
-    decode_rows: Int32[Array, " D"]
-    decode_tokens: Int32[Array, " D"]  # where the row's query lies in q
-    decode_lengths: Int32[Array, " D"]  # 0 from num_decodes on
+    Decode rows come sorted by falling length, so that the rows of a tile need about the same number of keys.
+    """
+
+    decode_rows: Int32[Array, " R_padded"]
+    decode_tokens: Int32[Array, " R_padded"]  # where the row's query lies in q
+    decode_lengths: Int32[Array, " R_padded"]  # 0 from num_decodes on
     num_decodes: Int32[Array, ""]
     decode_index: Int32[Array, " T"]  # token -> its place among the decode rows, or -1
     prefill_rows: Int32[Array, " X"]
@@ -42,7 +44,6 @@ class PagedAttentionMetadata:
     query_start: Int32[Array, " R_plus_1"]
     lengths: Int32[Array, " R"]
     tiles: Tiles
-    shared: SharedGroups  # of the decode rows, as packed in tiles
     num_tokens_padded: int = _static()
     block_size: int = _static()
 
@@ -92,8 +93,7 @@ def paged_attention_metadata(
     if block_size < 1:
         raise ValueError(f"block_size={block_size} must be at least 1")
     tiles = _cut_into_tiles(query_start, lengths, num_tokens_padded)
-    shared = find_shared_groups(tables[tiles.decode_rows], tiles.decode_lengths, block_size)
-    return PagedAttentionMetadata(tables, query_start, lengths, tiles, shared, num_tokens_padded, block_size)
+    return PagedAttentionMetadata(tables, query_start, lengths, tiles, num_tokens_padded, block_size)
 
 
 def _cut_into_tiles(
@@ -103,14 +103,16 @@ def _cut_into_tiles(
     counts = query_start[1:] - query_start[:-1]
 
     is_decode = counts == 1
-    capacity = min(num_rows, num_tokens_padded)
-    before = jnp.cumsum(is_decode, dtype=jnp.int32)
-    place = jnp.arange(capacity, dtype=jnp.int32)
-    rows = jnp.minimum(jnp.sum(before[None, :] <= place[:, None], axis=1, dtype=jnp.int32), num_rows - 1)
-    decode_lengths = jnp.where(place < before[-1], lengths[rows], 0)
-    decode_tokens = jnp.where(place < before[-1], query_start[rows], 0)
+    num_decodes = jnp.sum(is_decode, dtype=jnp.int32)
+    order = jnp.argsort(jnp.where(is_decode, -lengths, 1)).astype(jnp.int32)
+    size = decode_tile(num_rows, num_tokens_padded)
+    padded = -(-num_rows // size) * size
+    order = jnp.pad(order, (0, padded - num_rows))
+    place = jnp.arange(padded, dtype=jnp.int32)
+    decode_lengths = jnp.where(place < num_decodes, lengths[order], 0)
+    decode_tokens = jnp.where(place < num_decodes, query_start[order], 0)
     decode_index = jnp.full((num_tokens_padded,), -1, jnp.int32)
-    target = jnp.where(place < before[-1], decode_tokens, num_tokens_padded)
+    target = jnp.where(place < num_decodes, decode_tokens, num_tokens_padded)
     decode_index = decode_index.at[target].set(place, mode="drop")
 
     size = prefill_tile(num_tokens_padded)
@@ -120,7 +122,7 @@ def _cut_into_tiles(
     tile = jnp.arange(capacity, dtype=jnp.int32)
     row = jnp.minimum(jnp.sum(end[None, :] <= tile[:, None], axis=1, dtype=jnp.int32), num_rows - 1)
     first = query_start[row] + (tile - (end - tiles_per_row)[row]) * size
-    return Tiles(rows, decode_tokens, decode_lengths, before[-1], decode_index, row, first, end[-1])
+    return Tiles(order, decode_tokens, decode_lengths, num_decodes, decode_index, row, first, end[-1])
 
 
 def _check_rows(query_start: Array, lengths: Array) -> None:

@@ -7,13 +7,7 @@ values did well among those tried on a CPU with two cores; a machine of another 
 from __future__ import annotations
 
 DECODE_TILE = 8
-"""Pairs of a row with a single query and a group of keys that are computed together."""
-
-SMALL_STEP = 8
-"""Most decodes of a step that takes smaller tiles."""
-
-SHARED_TILE = 16
-"""Most rows with a single query that read a group of keys together."""
+"""Most rows with a single query that are computed together."""
 
 PREFILL_TILE = 64
 """Most consecutive queries of one row that are computed together."""
@@ -22,10 +16,9 @@ GROUP_TOKENS = 256
 """About how many consecutive keys one step of the online softmax takes."""
 
 
-def decode_tile(num_rows: int) -> int:
-    """Pairs in a decode tile of a step of at most this many decodes; few take a small tile, since an unused place costs
-    as much as a used one."""
-    return DECODE_TILE if num_rows > SMALL_STEP else DECODE_TILE // 4
+def decode_tile(num_rows: int, num_tokens_padded: int) -> int:
+    """Rows in a decode tile; small steps take small tiles, since an unused place costs as much as a used one."""
+    return max(1, min(DECODE_TILE, num_rows, num_tokens_padded // 4))
 
 
 def prefill_tile(num_tokens_padded: int) -> int:

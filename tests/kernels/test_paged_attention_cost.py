@@ -11,8 +11,6 @@ import pytest
 
 from pallas_kernels.kv_write import kv_write
 from pallas_kernels.paged_attention import paged_attention, paged_attention_metadata
-from pallas_kernels.paged_attention.decode_rows import list_pairs
-from pallas_kernels.paged_attention.tiles import GROUP_TOKENS, SHARED_TILE
 
 NUM_BLOCKS, NUM_ROWS, PER_ROW = 777, 4, 64
 
@@ -68,48 +66,7 @@ def test_work_is_cut_by_real_tokens_not_by_rows_or_padding():
     ]
     for tile in tiles:
         assert int(tile.num_decodes) == 2
-        assert tile.decode_rows[:2].tolist() == [0, 3]
-        assert tile.decode_lengths[:3].tolist() == [5, 9, 0]
+        assert tile.decode_lengths[:3].tolist() == [9, 5, 0]  # longest first
         assert int(tile.num_prefill_tiles) == 4  # 130 = 64 + 64 + 2, and one for the row of 2
         assert tile.prefill_rows[:4].tolist() == [2, 2, 2, 5]
         assert tile.prefill_tokens[:4].tolist() == [1, 65, 129, 132]
-
-
-def groups_read(tables, lengths, window=None):
-    """Key groups that the XLA path reads for rows of one query each: (once for several rows, for one row)."""
-    num_rows, block = len(lengths), 32
-    metadata = paged_attention_metadata(
-        jnp.asarray(tables, jnp.int32), jnp.arange(num_rows + 1, dtype=jnp.int32), jnp.asarray(lengths, jnp.int32),
-        num_rows, block)
-    ends = metadata.tiles.decode_lengths
-    if window is None:
-        firsts, leading, pieces = jnp.zeros_like(ends), metadata.shared.leading, int(metadata.shared.num_pieces)
-    else:
-        firsts, leading, pieces = jnp.maximum(ends - window, 0), jnp.zeros_like(ends), 0
-    return pieces, int(list_pairs(firsts, ends, leading, GROUP_TOKENS)[1][-1])
-
-
-def own_blocks(num_rows, groups):
-    """Tables of rows that have no block in common."""
-    return np.arange(num_rows * groups * GROUP_TOKENS // 32).reshape(num_rows, -1)
-
-
-@pytest.mark.parametrize("lengths", [
-    [1], [256], [257], [100] * 32, [100] * 31 + [16 * 256], [1, 256, 257, 4096, 3000], [16 * 256] * 8])
-def test_decodes_cost_the_sum_of_all_rows_groups_whatever_the_longest_has(lengths):
-    expected = sum(-(-length // GROUP_TOKENS) for length in lengths)
-    assert groups_read(own_blocks(len(lengths), 16), lengths) == (0, expected)
-
-
-def test_rows_with_a_window_cost_the_groups_that_it_touches():
-    lengths = [100, 4096, 4096 - 56]
-    assert groups_read(own_blocks(3, 16), lengths, window=256) == (0, 1 + 1 + 2)
-
-
-@pytest.mark.parametrize("num_rows", [2, SHARED_TILE, 2 * SHARED_TILE + 3])
-def test_groups_that_rows_share_are_read_once_per_tile_of_them(num_rows):
-    tables = own_blocks(num_rows, 6)
-    lengths = [4 * GROUP_TOKENS + 7] * num_rows
-    assert groups_read(tables, lengths) == (0, 5 * num_rows)
-    tables[:, : 4 * GROUP_TOKENS // 32] = tables[0, : 4 * GROUP_TOKENS // 32]
-    assert groups_read(tables, lengths) == (4 * -(-num_rows // SHARED_TILE), num_rows)
