@@ -53,6 +53,7 @@ class HeldInterrupts:
     def __init__(self) -> None:
         self._pending: list[FrameType | None] = []
         self._previous: Callable[[int, FrameType | None], Any] | None = None
+        self._holds = True
 
     def __enter__(self) -> HeldInterrupts:
         if threading.current_thread() is threading.main_thread():
@@ -66,19 +67,26 @@ class HeldInterrupts:
         if self._previous is None:
             return
         signal.signal(signal.SIGINT, self._previous)
-        if self._pending:
-            frame, self._pending = self._pending[-1], []
-            self._previous(signal.SIGINT, frame)
+        self._deliver()
 
     @contextlib.contextmanager
     def released(self) -> Iterator[None]:
         """Deliver Ctrl-C as usual for a while, what was held back first."""
+        # A flag, as changing the handler costs microseconds, in every step.
         try:
-            self.__exit__()
+            self._holds = False
+            self._deliver()
             yield
         finally:
-            if self._previous is not None:
-                signal.signal(signal.SIGINT, self._handle)
+            self._holds = True
+
+    def _deliver(self) -> None:
+        if self._pending and self._previous is not None:
+            frame, self._pending = self._pending[-1], []
+            self._previous(signal.SIGINT, frame)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self._pending.append(frame)
+        if self._holds or self._previous is None:
+            self._pending.append(frame)
+        else:
+            self._previous(number, frame)

@@ -159,12 +159,11 @@ class BlockManager:
         """Make the slots of tokens ``num_computed .. end - 1`` the sequence's own to write.
 
         Adds blocks, and replaces shared ones by copies. False, and nothing changed, when free blocks do not suffice.
+        There is nothing to do up to ``sequence.num_writable``.
         """
         slot, tables = sequence.held_slot, self._holdings[sequence].tables
         have, want = len(tables[0]), -(-end // self.block_size)
         first = sequence.num_computed // self.block_size
-        if want == have == first + 1 and self.num_groups == 1 and self._pool.references(tables[0][first]) == 1:
-            return True  # most decodes: room in a last block of its own
         shared = [
             (group, column)
             for group, table in enumerate(tables)
@@ -184,6 +183,7 @@ class BlockManager:
                 fresh = [self._pool.allocate() for _ in range(want - have)]
                 table.extend(fresh)
                 self._updates.append((group, slot, have, fresh))
+        sequence.num_writable = max(have, want) * self.block_size
         return True
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
@@ -200,6 +200,7 @@ class BlockManager:
         self._holdings[child] = _Holding(tables, holding.num_published, holding.generation)
         self._record_tables(child, tables, before)
         self._forked = True
+        parent.num_writable = child.num_writable = 0
         child.num_computed = parent.num_computed
         if child.num_output == 0:
             child.num_cached_tokens = parent.num_cached_tokens
@@ -224,6 +225,7 @@ class BlockManager:
     def release(self, sequence: Sequence) -> None:
         """Give back all of the sequence's blocks, the tail first: it is evicted before the head, which others share."""
         holding = self._holdings.pop(sequence)
+        sequence.num_writable = 0
         for column in reversed(range(len(holding.tables[0]))):
             for table in holding.tables:
                 self._pool.release(table[column])
@@ -291,6 +293,10 @@ class BlockManager:
             capacity = columns.pop() * self.block_size
             require(sequence.num_computed <= capacity, "its table does not hold what is computed", sequence)
             require(holding.num_published * self.block_size <= sequence.num_computed, "published too much", sequence)
+            own = slice(sequence.num_computed // self.block_size, sequence.num_writable // self.block_size)
+            require(sequence.num_writable <= capacity and all(
+                self._pool.references(block) == 1 for table in holding.tables for block in table[own]),
+                "it would write to blocks that are not its own", sequence)
             for group, table in enumerate(holding.tables):
                 require(len(set(table)) == len(table), "a block occurs twice in its table", sequence)
                 owners.update(table)

@@ -52,6 +52,9 @@ class Collector:
 
     lock: held by whoever records the request's progress; ``output`` takes it, so that it can be called from any thread.
     inbox: where the engine puts the collector when its request has progressed.
+
+    wants_logprobs: whether each token's log-probabilities have to be added (``add_logprobs``). finds_stop_strings:
+    whether each token has to be (``add_token``).
     """
 
     def __init__(self, request: Request, tokenizer: Tokenizer | None, lock: AbstractContextManager[Any],
@@ -71,6 +74,8 @@ class Collector:
         self._texts: list[_Text] = []
         if params.detokenize and tokenizer is not None:
             self._texts = [self._new_text(tokenizer) for _ in request.sequences]
+        self.wants_logprobs = params.wants_logprobs
+        self.finds_stop_strings = bool(self._texts and params.stop_strings)
 
     def _new_text(self, tokenizer: Tokenizer) -> _Text:
         params = self.request.params
@@ -85,15 +90,11 @@ class Collector:
 
     def add_token(self, sequence: Sequence) -> str | None:
         """Take in a sequence's newest token; returns the stop string that it completes, if any."""
-        if not self._texts or not self.request.params.stop_strings:
-            return None
         return self._decode_new(sequence, armed=may_stop(sequence))
 
     def add_logprobs(self, sequence: Sequence, result: Any, number: int) -> None:
         """Take in the log-probabilities of a sequence's newest token, that of a ``StepResult``'s sampler ``number``."""
         params, token, index = self.request.params, sequence.last_token, sequence.index
-        if not params.wants_logprobs:
-            return
         processed = self.request.reports_processed
         if number in result.vocab_logprobs:
             values, row = result.vocab_logprobs[number]

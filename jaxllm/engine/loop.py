@@ -102,7 +102,7 @@ class StepLoop:
         finally:
             if broken is not None:  # its requests have what the step before gave them
                 ended = self._failed(*broken)
-        return list(dict.fromkeys([*progressed, *ended]))
+        return list(dict.fromkeys([*progressed, *ended])) if ended else progressed
 
     def _begin(self, interrupts: HeldInterrupts) -> tuple[StepPlan, BaseException] | None:
         """Plan and dispatch a step, if there is one; the plan and why, if it could not be dispatched."""

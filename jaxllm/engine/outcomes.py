@@ -10,7 +10,7 @@ from jaxllm.engine.beam_admission import beam_row
 from jaxllm.engine.beam_group import BeamGroup
 from jaxllm.engine.collector import Collector
 from jaxllm.engine.plan import StepPlan
-from jaxllm.engine.request import Request, Sequence
+from jaxllm.engine.request import Request, Sequence, SequenceStatus
 from jaxllm.engine.scheduler import Scheduler
 from jaxllm.engine.stats import EngineTotals
 from jaxllm.engine.stopping import check_stop
@@ -57,58 +57,62 @@ class Outcomes:
 
         Sequences that have finished since the step was planned are left alone.
         """
-        token_ids = [] if result.sampled is None else result.sampled.token_ids[:len(plan.samplers)].tolist()
+        token_ids = [] if result.sampled is None else result.sampled.token_ids[:len(plan.sampled)].tolist()
         for part in result.prompt_logprobs:
             if not part.sequence.finished:
                 self._collectors[part.sequence.request.request_id].add_prompt_logprobs(
                     part.first, part.count, part.values, part.offset)
         errors = self._token_errors(plan, token_ids)
         standing = standing_tokens(plan, token_ids)
-        # A request that fails keeps what all its samples had before this step.
-        live = [not sampler.sequence.finished for sampler in plan.samplers]
-        taken = [token if alive and sampler.sequence.request.request_id not in errors else NO_TOKEN
-                 for sampler, token, alive in zip(plan.samplers, token_ids, live, strict=True)]
-        self._scheduler.update(plan, taken)
-        self.totals.num_generated_tokens += sum(
-            token != NO_TOKEN for sampler, token in zip(plan.samplers, taken, strict=True) if not sampler.ahead)
+        taken = token_ids
+        if errors:  # a request that fails keeps what all its samples had before this step
+            taken = [NO_TOKEN if sequence.request.request_id in errors else token
+                     for sequence, token in zip(plan.sampled, token_ids, strict=True)]
+        self.totals.num_generated_tokens += self._scheduler.update(plan, taken)
         now = time.perf_counter()
         progressed: dict[str, Collector] = {}
-        for row, (sampler, token) in enumerate(zip(plan.samplers, token_ids, strict=True)):
-            sequence = sampler.sequence
-            if sequence.finished:
+        for row, (sequence, ahead, token) in enumerate(zip(plan.sampled, plan.ahead, token_ids, strict=True)):
+            if sequence.status is SequenceStatus.FINISHED:
                 continue  # before this step, or its request has failed, or its search ended, or a draft did, just now
-            if sampler.ahead:
-                if sampler.ahead >= standing[sequence]:
+            if ahead:
+                if ahead >= standing[sequence]:
                     continue
                 self._scheduler.extend(sequence, token)
                 self.totals.num_generated_tokens += 1
                 self.totals.num_computed_tokens += 1
                 self.totals.num_accepted_tokens += 1
-            request_id = sequence.request.request_id
+            request = sequence.request
+            request_id = request.request_id
             collector = progressed[request_id] = self._collectors[request_id]
-            metrics = sequence.request.metrics
-            if metrics.first_token_time is None:
-                metrics.first_token_time = now
-            if (error := errors.get(request_id)) is not None:
-                self._fail_request(sequence.request, error)
+            if request.metrics.first_token_time is None:
+                request.metrics.first_token_time = now
+            if request_id in errors:
+                self._fail_request(request, errors[request_id])
                 continue
-            if sequence.request.beams is not None:
-                if not self._advance_beams(sequence.request.beams, sequence, result, row):
+            if request.beams is not None:
+                if not self._advance_beams(request.beams, sequence, result, row):
                     del progressed[request_id]
                 continue
-            collector.add_logprobs(sequence, result, row)
-            self._check_stop(sequence, collector, token)
+            if collector.wants_logprobs:
+                collector.add_logprobs(sequence, result, row)
+            stop_reason: int | str | None
+            reason, stop_reason = check_stop(sequence, token)
+            if collector.finds_stop_strings:
+                stop_string = collector.add_token(sequence)
+                if stop_string is not None and reason != "stop":
+                    reason, stop_reason = "stop", stop_string
+            if reason is not None:
+                self._finish(sequence, collector, reason, stop_reason)
         return list(progressed.values())
 
     def _token_errors(self, plan: StepPlan, token_ids: list[int]) -> dict[str, EngineError]:
         """By request, why it cannot go on with the tokens it was given; constraints take those of the others in."""
         errors: dict[str, EngineError] = {}
-        for sampler, token in zip(plan.samplers, token_ids, strict=True):
-            sequence = sampler.sequence
+        for sequence, ahead, token in zip(plan.sampled, plan.ahead, token_ids, strict=True):
             if token != NO_TOKEN and sequence.constraint is None:
                 continue
             request_id = sequence.request.request_id
-            if not sequence.finished and not sampler.ahead and request_id not in errors:
+            if not sequence.finished and not ahead and request_id not in errors:
                 error = _token_error(sequence, token)
                 if error is not None:
                     errors[request_id] = error
@@ -132,14 +136,8 @@ class Outcomes:
         request.metrics.finished_time = time.perf_counter()
         del self._collectors[request.request_id]
 
-    def _check_stop(self, sequence: Sequence, collector: Collector, token: int) -> None:
-        stop_reason: int | str | None
-        reason, stop_reason = check_stop(sequence, token)
-        stop_string = collector.add_token(sequence)
-        if stop_string is not None and reason != "stop":
-            reason, stop_reason = "stop", stop_string
-        if reason is None:
-            return
+    def _finish(self, sequence: Sequence, collector: Collector, reason: FinishReason, stop_reason: int | str | None
+                ) -> None:
         last_string = collector.finish(sequence)
         if reason == "length" and last_string is not None:
             reason, stop_reason = "stop", last_string

@@ -38,7 +38,8 @@ class StepPlan:
     sequences: one per row, rows sorted by slot.
     slot, start, count: i32[rows]; row r computes tokens start[r] .. start[r] + count[r] - 1 of its sequence.
     fed: the rows whose one token is what the step before samples for their slot, which the host need not know yet.
-    samplers: sorted by slot, then by ``ahead``; one sampled token is expected for each, in this order.
+    sampled, ahead: of each sampler, its sequence and from how many drafts ahead it samples; sorted by slot, then by
+        ``ahead``. One sampled token is expected for each, in this order.
     sampler_row, sampler_slot, sampler_position: integers [samplers]; each one's row and slot, and where in its sequence
         the token goes.
     forks: those of them that have no row of their own, with the one they sample from.
@@ -61,7 +62,8 @@ class StepPlan:
     start: np.ndarray
     count: np.ndarray
     fed: np.ndarray
-    samplers: list[Sampler]
+    sampled: list[Sequence]
+    ahead: list[int]
     sampler_row: np.ndarray
     sampler_slot: np.ndarray
     sampler_position: np.ndarray
@@ -74,6 +76,11 @@ class StepPlan:
     swap_in: np.ndarray
     num_tokens: int
     drafts: Drafts = dataclasses.field(default_factory=dict)
+
+    @property
+    def samplers(self) -> list[Sampler]:
+        """``sampled`` with all that there is to say of each."""
+        return list(map(Sampler, self.sampled, self.sampler_slot.tolist(), self.sampler_row.tolist(), self.ahead))
 
     @property
     def ends(self) -> np.ndarray:
@@ -92,6 +99,8 @@ class StepPlan:
         Only before the next ``Scheduler.update``.
         """
         ids = np.zeros(self.num_tokens, np.int32)
+        if len(self.fed) == len(self.sequences):
+            return ids
         is_fed = np.zeros(len(self.sequences), bool)
         is_fed[self.fed] = True
         start_of, count_of, end_of = self.start.tolist(), self.count.tolist(), np.cumsum(self.count).tolist()
@@ -135,35 +144,40 @@ class StepDraft:
              ) -> StepPlan:
         """The finished plan."""
         sequences = sorted(self.counts, key=attrgetter("slot"))
-        counts = self.counts
-        columns = [[s.slot for s in sequences], [s.num_computed for s in sequences], [counts[s] for s in sequences],
-                   [s.num_tokens for s in sequences], [s.num_pending for s in sequences]]
-        slot, start, count, known, pending = np.array(columns, np.int32)
+        counts, rows = self.counts, len(sequences)
+        columns = [s.slot for s in sequences]
+        columns += [s.num_computed for s in sequences]
+        columns += [counts[s] for s in sequences]
+        columns += [s.num_tokens for s in sequences]
+        slot, start, count, known = np.fromiter(columns, np.int32, 4 * rows).reshape(4, rows)
         end = start + count
-        sampler_row = np.flatnonzero(end == known + pending)
+        # A row goes beyond what is known by the token that is pending, if there is one.
+        sampler_row, fed = (end >= known).nonzero()[0], (end > known).nonzero()[0]
         sampler_slot, sampler_position = slot[sampler_row], end[sampler_row]
-        samplers = list(map(Sampler, [sequences[row] for row in sampler_row], sampler_slot.tolist(),
-                            sampler_row.tolist()))
+        sampled = [sequences[row] for row in sampler_row.tolist()]
+        ahead = [0] * len(sampled)
         forks: list[tuple[Sequence, int]] = []
         if self.forks or self.drafts:
             row_of = {sequence: row for row, sequence in enumerate(sequences)}
             forks = [(child, row_of[parent]) for parent, child in self.forks]
+            samplers = list(map(Sampler, sampled, sampler_slot.tolist(), sampler_row.tolist()))
             samplers += [Sampler(child, child.held_slot, row) for child, row in forks]
             for sequence, drafts in self.drafts.items():
                 row = row_of[sequence]
                 count[row] += len(drafts)
-                samplers += [Sampler(sequence, sequence.held_slot, row, ahead) for ahead in range(1, len(drafts) + 1)]
+                samplers += [Sampler(sequence, sequence.held_slot, row, nth) for nth in range(1, len(drafts) + 1)]
             samplers.sort(key=lambda sampler: (sampler.slot, sampler.ahead))
-            _, slots, rows, ahead = zip(*samplers, strict=True)
-            sampler_row, sampler_slot = np.array(rows), np.array(slots, np.int32)
+            sampled, slots, row_of_each, ahead = map(list, zip(*samplers, strict=True))
+            sampler_row, sampler_slot = np.array(row_of_each), np.array(slots, np.int32)
             sampler_position = end[sampler_row] + np.array(ahead, np.int32)
         return StepPlan(
             sequences=sequences,
             slot=slot,
             start=start,
             count=count,
-            fed=np.flatnonzero(pending),
-            samplers=samplers,
+            fed=fed,
+            sampled=sampled,
+            ahead=ahead,
             sampler_row=sampler_row,
             sampler_slot=sampler_slot,
             sampler_position=sampler_position,

@@ -122,6 +122,8 @@ class Sequence:
 
     num_tokens: prompt and output so far. num_pending: tokens besides that planned steps sample, whose outcome is not
         known yet. num_computed: the tokens whose keys and values are in the cache once the planned steps have run.
+    num_writable: up to where its blocks are known to be its own to write, kept by the block manager.
+    max_length: the most tokens that it may have, prompt included.
     slot: its row in the device's block table and sampling state while running, else ``None``.
     order: its place under the scheduling policy, smaller first; unique.
     num_cached_tokens: tokens found in the prefix cache when it was first admitted.
@@ -133,8 +135,8 @@ class Sequence:
 
     __slots__ = (
         "_buffer", "constraint", "finish_reason", "hash_chain", "index", "is_guessing", "lookahead",
-        "num_cached_tokens", "num_computed", "num_pending", "num_preemptions", "num_prompt", "num_tokens", "order",
-        "request", "slot", "status", "stop_reason",
+        "max_length", "num_cached_tokens", "num_computed", "num_pending", "num_preemptions", "num_prompt", "num_tokens",
+        "num_writable", "order", "request", "slot", "status", "stop_reason",
     )  # fmt: skip
 
     def __init__(self, request: Request, index: int) -> None:
@@ -144,8 +146,10 @@ class Sequence:
         self._buffer = request.prompt_token_ids
         self.num_prompt = len(self._buffer)
         self.num_tokens = self.num_prompt
+        self.max_length = self.num_prompt + request.max_tokens
         self.num_pending = 0
         self.num_computed = 0
+        self.num_writable = 0
         self.slot: int | None = None
         self.order: tuple[int, int, int] = (0, 0, index)
         self.status = SequenceStatus.WAITING
@@ -176,7 +180,7 @@ class Sequence:
     @property
     def ends_with_pending(self) -> bool:
         """Whether it ends with the token that is pending, whichever it is."""
-        return self.request.beams is None and self.num_output + self.num_pending >= self.request.max_tokens
+        return self.num_tokens + self.num_pending >= self.max_length and self.request.beams is None
 
     @property
     def must_wait(self) -> bool:

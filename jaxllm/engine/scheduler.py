@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import numpy as np
-
 from jaxllm.engine.beam_group import Succession
 from jaxllm.engine.beam_scheduling import BeamScheduling
 from jaxllm.engine.block_manager import BlockManager
@@ -136,9 +134,10 @@ class Scheduler:
         ends = plan.ends.tolist()
         for sequence, end in zip(plan.sequences, ends, strict=True):
             sequence.num_computed = end
-        for sequence, _, row, ahead in plan.samplers:
+        for sequence, row in plan.forks:
+            sequence.num_computed = ends[row]
+        for sequence, ahead in zip(plan.sampled, plan.ahead, strict=True):
             if not ahead:
-                sequence.num_computed = ends[row]
                 sequence.num_pending += 1
         for sequence in plan.drafts:
             sequence.is_guessing = True
@@ -154,37 +153,41 @@ class Scheduler:
         if plan is None:
             return
         self._publish(plan)
-        for sequence, *_ in plan.samplers:
-            if sequence.status is SequenceStatus.RUNNING and sequence.ends_with_pending:
+        for sequence in plan.sampled:
+            if sequence.ends_with_pending and sequence.status is SequenceStatus.RUNNING:
                 self._running.leave(sequence)
                 sequence.status = SequenceStatus.ENDING
 
     def _publish(self, plan: StepPlan) -> None:
-        ends = plan.ends.tolist()
-        for sequence, end in zip(plan.sequences, ends, strict=True):
+        """Let others find the blocks that the newest plan fills, and those that its new sequences brought along."""
+        size = self.blocks.block_size
+        fills = plan.ends // size > plan.start // size
+        for sequence in [*(plan.sequences[row] for row in fills.nonzero()[0].tolist()), *plan.admitted]:
             if sequence.status is SequenceStatus.RUNNING:
-                self.blocks.publish(sequence, end)
-        for sequence, row in plan.forks:
-            if sequence.status is SequenceStatus.RUNNING:
-                self.blocks.publish(sequence, ends[row])
+                self.blocks.publish(sequence, sequence.num_computed)
 
-    def update(self, plan: StepPlan, token_ids: np.ndarray | list[int]) -> None:
+    def update(self, plan: StepPlan, token_ids: list[int]) -> int:
         """Record the outcome of the oldest plan: what it sampled, one token for each of ``plan.samplers``.
 
         A negative one is none, for a sequence that ends before the next plan. Sequences that finished since the plan
-        was made are left alone.
+        was made are left alone. Returns for how many others there was a token, drafts aside.
         """
-        if len(token_ids) != len(plan.samplers):
-            raise ValueError(f"{len(token_ids)} tokens for {len(plan.samplers)} samplers")
+        if len(token_ids) != len(plan.sampled):
+            raise ValueError(f"{len(token_ids)} tokens for {len(plan.sampled)} samplers")
         if plan is self._newest:
             self._newest = None
-        self._publish(plan)
-        for (sequence, *_, ahead), token in zip(plan.samplers, np.asarray(token_ids).tolist(), strict=True):
-            if not sequence.finished and not ahead:
-                sequence.num_pending -= 1
-                sequence.is_guessing = False
-                if token >= 0 and sequence.request.beams is None:
+            self._publish(plan)
+        num_recorded = 0
+        for sequence, ahead, token in zip(plan.sampled, plan.ahead, token_ids, strict=True):
+            if ahead or sequence.status is SequenceStatus.FINISHED:
+                continue
+            sequence.num_pending -= 1
+            sequence.is_guessing = False
+            if token >= 0:
+                num_recorded += 1
+                if sequence.request.beams is None:
                     sequence.append(token)
+        return num_recorded
 
     def extend(self, sequence: Sequence, token: int) -> None:
         """Append one more token of the plan last recorded: one after a draft that turned out to be the token before."""
@@ -250,14 +253,14 @@ class Scheduler:
         return requests
 
     def _schedule_running(self, step: StepDraft) -> None:
-        running, position = self._running.sequences, 0
-        while position < len(running) and step.budget > 0:
-            sequence = running[position]
-            position += 1
+        for sequence in self._running.sequences:  # which lose their last one when it is preempted
+            if step.budget == 0:
+                return
             if sequence.must_wait or has_row(sequence):
                 continue
-            count = min(sequence.target - sequence.num_computed, step.budget)
-            if not self._make_room(sequence, sequence.num_computed + count, step):
+            computed = sequence.num_computed
+            count = min(sequence.num_tokens + sequence.num_pending - computed, step.budget)
+            if computed + count > sequence.num_writable and not self._make_room(sequence, computed + count, step):
                 return
             step.give(sequence, count)
 

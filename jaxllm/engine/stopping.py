@@ -31,7 +31,7 @@ def check_stop(sequence: Sequence, token: int) -> tuple[FinishReason | None, int
     if token in request.stop_ids and may_stop(sequence):
         return "stop", stop_reason_of(request, token)
     # max_tokens never exceeds the room that max_model_len leaves.
-    at_length = sequence.num_output >= request.max_tokens
+    at_length = sequence.num_tokens >= sequence.max_length
     if (at_length or not request.eos_token_ids) and sequence.constraint is not None and sequence.constraint.complete:
         return "stop", None
     if at_length:

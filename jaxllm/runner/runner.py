@@ -148,7 +148,7 @@ class Runner:
             self.weights.outer, self.weights.layers, self.cache, self.table, self.newest, batch)
         prompt_logprobs = list(self._prompt_logprobs(plan, batch.query_start, hidden))
         # Made while ``forward`` runs.
-        masks = constraint_masks([sampler.sequence.constraint for sampler in plan.samplers], self._mask_words)
+        masks = constraint_masks([sequence.constraint for sequence in plan.sampled], self._mask_words)
         vocab_logprobs = self._vocab_logprobs(plan, batch.sample_rows, hidden, masks)
         return StepResult(self._sample(plan, rows, masks), prompt_logprobs, vocab_logprobs)
 
@@ -182,7 +182,7 @@ class Runner:
             self.state = self.programs.set_sampling_slot(state, slot, row)
 
     def _sample(self, plan: StepPlan, hidden: Any, masks: np.ndarray | None) -> SampleOutput | None:
-        if not plan.samplers:
+        if not plan.sampled:
             return None
         slots, positions = plan.sampler_slot, plan.sampler_position
         rows = self._rows.rows(slots, positions, bucket_for(self.programs.row_buckets, len(slots)))

@@ -31,7 +31,7 @@ def standing_tokens(plan: StepPlan, token_ids: Ordered[int]) -> dict[Sequence, i
     if not plan.drafts:
         return {}
     sampled: dict[Sequence, list[int]] = {sequence: [] for sequence in plan.drafts}
-    for sampler, token in zip(plan.samplers, token_ids, strict=True):
-        if sampler.sequence in sampled:
-            sampled[sampler.sequence].append(token)
+    for sequence, token in zip(plan.sampled, token_ids, strict=True):
+        if sequence in sampled:
+            sampled[sequence].append(token)
     return {sequence: num_standing(sampled[sequence], drafts.tolist()) for sequence, drafts in plan.drafts.items()}
