@@ -109,9 +109,9 @@ ffi::Error attend(ffi::ThreadPool pool, BFloat16 q, BFloat16 k_pool, BFloat16 v_
   std::atomic<bool> out_of_memory{false};
   for (std::vector<Tile>& tiles : plan.phases) {
     for (Tile& tile : tiles) tile.states = states;
-    parallel_for(pool, static_cast<int64_t>(tiles.size()), [&](int64_t i) {
+    parallel_for(pool, static_cast<int64_t>(tiles.size()), [&](int64_t i, int64_t next) {
       if (void* memory = tile_memory.of(plan.scratch_bytes))
-        attend_tile(a, tiles[i], memory);
+        attend_tile(a, tiles[i], next == kNoPiece ? nullptr : &tiles[next], memory);
       else
         out_of_memory = true;
     });

@@ -57,7 +57,8 @@ constexpr int64_t state_floats(int64_t head_dim) { return (2 + head_dim) * kLane
 // Bytes that a tile of so many lanes (queries times heads per kv head) works in; the memory is aligned to 64.
 size_t attention_scratch_bytes(const Attention& a, int64_t lanes);
 
-void attend_amx(const Attention& a, const Tile& tile, void* scratch);
-void attend_avx512(const Attention& a, const Tile& tile, void* scratch);
+// next: the tile that the thread will probably attend after this one, or null.
+void attend_amx(const Attention& a, const Tile& tile, const Tile* next, void* scratch);
+void attend_avx512(const Attention& a, const Tile& tile, const Tile* next, void* scratch);
 
 }  // namespace pallas_kernels

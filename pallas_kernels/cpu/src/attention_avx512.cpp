@@ -29,12 +29,16 @@ struct VectorDot {
     }
   }
 
-  static void add_values(const uint16_t* values, int64_t tiles, const uint16_t* weights, int64_t chunks, float* sums) {
-    for (int64_t tile = 0; tile < tiles; ++tile, sums += kResult) {
+  static constexpr int64_t kMostSums = kLargestHeadDim / 16;
+
+  static void load_sums(const float*, int64_t) {}
+  static void store_sums(float*, int64_t) {}
+
+  static void add_values(const uint16_t* values, int64_t count, const uint16_t* weights, float* sums) {
+    for (int64_t tile = 0; tile < count; ++tile, sums += kResult) {
       __m512 c[16];
       for (int i = 0; i < 16; ++i) c[i] = _mm512_load_ps(sums + 16 * i);
-      for (int64_t chunk = 0; chunk < chunks; ++chunk)
-        add(values + (chunk * tiles + tile) * kTile, 32, weights + chunk * kTile, c);
+      add(values + tile * kTile, 32, weights, c);
       for (int i = 0; i < 16; ++i) _mm512_store_ps(sums + 16 * i, c[i]);
     }
   }
@@ -42,9 +46,9 @@ struct VectorDot {
 
 }  // namespace
 
-void attend_avx512(const Attention& a, const Tile& tile, void* scratch) {
+void attend_avx512(const Attention& a, const Tile& tile, const Tile* next, void* scratch) {
   const FlushDenormals flush;
-  TileAttention<VectorDot>(a, tile, scratch).run();
+  TileAttention<VectorDot>(a, tile, next, scratch).run();
 }
 
 size_t attention_scratch_bytes(const Attention& a, int64_t lanes) { return Layout(a, lanes).bytes; }

@@ -94,7 +94,7 @@ struct Layout {
     q = take(tiles * steps * kTile * sizeof(uint16_t));
     keys = take(kGroup * padded_dim * sizeof(uint16_t));
     values = take(kGroup / kChunk * value_tiles * kTile * sizeof(uint16_t));
-    scores = take(kGroup * kLanes * sizeof(float));
+    scores = take(2 * kGroup * kLanes * sizeof(float));
     weights = take(kGroup / kChunk * kTile * sizeof(uint16_t));
     span = take(tiles * state_floats(a.head_dim) * sizeof(float));
     all = take(tiles * state_floats(a.head_dim) * sizeof(float));
@@ -133,8 +133,9 @@ inline void merge(const State& all, const State& part, int64_t head_dim) {
 template <class Dot>
 class TileAttention {
  public:
-  TileAttention(const Attention& a, const Tile& tile, void* scratch)
-      : a_(a), tile_(tile), repeat_(a.heads / a.kv_heads), num_lanes_(count_lanes()), layout_(a, num_lanes_),
+  // next: the tile that the thread will probably attend after this one, whose keys are read ahead; or null.
+  TileAttention(const Attention& a, const Tile& tile, const Tile* next, void* scratch)
+      : a_(a), tile_(tile), next_(next), repeat_(a.heads / a.kv_heads), num_lanes_(count_lanes()), layout_(a, num_lanes_),
         base_(static_cast<char*>(scratch)), first_(at<int32_t>(layout_.lanes_at)),
         last_(first_ + layout_.tiles * kLanes), token_(last_ + layout_.tiles * kLanes),
         head_(token_ + layout_.tiles * kLanes) {}
@@ -256,31 +257,50 @@ class TileAttention {
   }
 
   // Where a position's keys, and values, begin in their pool.
-  int64_t slot(int64_t position) const {
+  int64_t slot(const Tile& tile, int64_t position) const {
     const uint32_t size = static_cast<uint32_t>(a_.block_size), p = static_cast<uint32_t>(position);
-    const int64_t block = a_.tables[tile_.queries[0].row * a_.table_width + p / size];
-    return ((block * a_.kv_heads + tile_.kv_head) * a_.block_size + p % size) * a_.head_dim;
+    const int64_t block = a_.tables[tile.queries[0].row * a_.table_width + p / size];
+    return ((block * a_.kv_heads + tile.kv_head) * a_.block_size + p % size) * a_.head_dim;
   }
+  int64_t slot(int64_t position) const { return slot(tile_, position); }
 
   // The keys [begin, end) that lie in the group from position `start` on.
   void add_group(int64_t start, int64_t begin, int64_t end) {
     const int64_t low = max(begin, start), high = min(end, start + kGroup);
-    prefetch(start + kGroup, min(tile_.end, start + 2 * kGroup));
+    find_next_keys(start + kGroup);
     point_at_keys(start, low, high);
     pack_values(start, low, high);
-    for (int64_t t = 0; t < layout_.tiles; ++t) add_keys(t, start, low, high);
+    // While one tile of queries is weighed, the scores of the next one are computed.
+    Seen seen, seen_next = see(0, start, low, high);
+    add_scores(0, seen_next, 0, kGroup / kChunk);
+    for (int64_t t = 0; t < layout_.tiles; ++t) {
+      seen = seen_next;
+      seen_next = t + 1 < layout_.tiles ? see(t + 1, start, low, high) : Seen{};
+      add_keys(t, start, seen, seen_next);
+    }
   }
 
-  void prefetch(int64_t low, int64_t high) const {
-    const int64_t lines = (a_.head_dim * 2 + 63) / 64;
-    while (low < high) {
-      const int64_t count = min(high - low, a_.block_size - low % a_.block_size), from = slot(low);
+  // The keys that are read ahead: those of this tile from `start` on, or else the first of the next tile.
+  void find_next_keys(int64_t start) {
+    ahead_ = start < tile_.end ? &tile_ : next_;
+    if (!ahead_) return;
+    ahead_low_ = ahead_ == &tile_ ? start : ahead_->begin;
+    ahead_high_ = min(ahead_->end, (ahead_low_ / kGroup + 1) * kGroup);
+  }
+
+  // Reads a chunk's worth of them.
+  void read_ahead() {
+    if (!ahead_) return;
+    const int64_t lines = (a_.head_dim * 2 + 63) / 64, high = min(ahead_high_, ahead_low_ + kChunk);
+    while (ahead_low_ < high) {
+      const int64_t count = min(high - ahead_low_, a_.block_size - ahead_low_ % a_.block_size);
+      const int64_t from = slot(*ahead_, ahead_low_);
       const char *k = reinterpret_cast<const char*>(a_.k_pool + from), *v = reinterpret_cast<const char*>(a_.v_pool + from);
       for (int64_t i = 0; i < count * lines; ++i) {
-        _mm_prefetch(k + 64 * i, _MM_HINT_T0);
-        _mm_prefetch(v + 64 * i, _MM_HINT_T0);
+        _mm_prefetch(k + 64 * i, _MM_HINT_T1);
+        _mm_prefetch(v + 64 * i, _MM_HINT_T1);
       }
-      low += count;
+      ahead_low_ += count;
     }
   }
 
@@ -309,7 +329,9 @@ class TileAttention {
   // Left operands of the weighted values: per 32 keys and 16 dims [dim, key], zero for keys outside [low, high).
   void pack_values(int64_t start, int64_t low, int64_t high) {
     const int64_t value_tiles = a_.head_dim / 16;
-    for (int64_t chunk = (low - start) / kChunk; chunk * kChunk < high - start; ++chunk) {
+    for (int64_t chunk = 0; chunk < kGroup / kChunk; ++chunk) {
+      read_ahead();
+      if ((chunk + 1) * kChunk <= low - start || chunk * kChunk >= high - start) continue;
       const uint16_t* rows[kChunk];
       for (int64_t i = 0; i < kChunk;) {
         const int64_t position = start + chunk * kChunk + i;
@@ -353,8 +375,14 @@ class TileAttention {
     }
   }
 
-  // Lets 16 queries see the keys [low, high) of the group, as far as they may.
-  void add_keys(int64_t t, int64_t start, int64_t low, int64_t high) {
+  // What 16 queries see of a group: tiles of keys, the chunks these lie in, and whether every query sees all of those.
+  struct Seen {
+    int64_t first_tile = 0, end_tile = 0, first_chunk = 0, end_chunk = 0;
+    bool whole = false;
+  };
+
+  // Of the keys [low, high).
+  Seen see(int64_t t, int64_t start, int64_t low, int64_t high) const {
     int32_t oldest = INT32_MAX, newest = -1, latest_first = -1, earliest_last = INT32_MAX;
     for (int i = 0; i < lanes_of(t); ++i) {
       const int32_t first = first_[t * kLanes + i], last = last_[t * kLanes + i];
@@ -363,32 +391,64 @@ class TileAttention {
       newest = last > newest ? last : newest;
       earliest_last = last < earliest_last ? last : earliest_last;
     }
-    low = max(low, oldest);
-    high = min(high, int64_t{newest} + 1);
-    if (low >= high) return;
-    const int64_t first_chunk = (low - start) / kChunk, last_chunk = (high - start + kChunk - 1) / kChunk;
-    const int64_t tile = (low - start) / kKeyTile;
-    const int64_t end_tile = (high - start + kKeyTile - 1) / kKeyTile;
-    float* scores = at<float>(layout_.scores);
-    Dot::scores(keys_ + tile, end_tile - tile, key_stride_, at<uint16_t>(layout_.q) + t * layout_.steps * kTile,
-                layout_.steps, scores + tile * kResult);
+    low = max(low, oldest) - start;
+    high = min(high, int64_t{newest} + 1) - start;
+    if (low >= high) return {};
+    const auto up = [](int64_t x, int64_t size) { return (x + size - 1) / size; };
+    Seen seen{low / kKeyTile, up(high, kKeyTile), low / kChunk, up(high, kChunk)};
+    seen.whole = latest_first <= start + seen.first_chunk * kChunk && earliest_last >= start + seen.end_chunk * kChunk - 1;
+    return seen;
+  }
 
-    const int64_t first_key = first_chunk * kChunk, end_key = last_chunk * kChunk;
+  float* scores_of(int64_t t) const { return at<float>(layout_.scores) + t % 2 * (kGroup * kLanes); }
+
+  // The scores of the chunks [first, end) that are seen.
+  void add_scores(int64_t t, const Seen& seen, int64_t first, int64_t end) const {
+    const int64_t tile = max(seen.first_tile, first * (kChunk / kKeyTile));
+    const int64_t end_tile = min(seen.end_tile, end * (kChunk / kKeyTile));
+    if (tile >= end_tile) return;
+    Dot::scores(keys_ + tile, end_tile - tile, key_stride_, at<uint16_t>(layout_.q) + t * layout_.steps * kTile,
+                layout_.steps, scores_of(t) + tile * kResult);
+  }
+
+  // Lets 16 queries see keys whose scores are known; computes the next 16 queries' scores in between, so that tile
+  // products and exponentials are under way together.
+  void add_keys(int64_t t, int64_t start, const Seen& seen, const Seen& seen_next) {
+    if (seen.first_chunk == seen.end_chunk) return add_scores(t + 1, seen_next, 0, kGroup / kChunk);
+    float* scores = scores_of(t);
     float factor = a_.scale * kLog2e;
     if (a_.soft_cap > 0) {
       factor = a_.soft_cap * kLog2e;
       const __m512 inner = _mm512_set1_ps(a_.scale / a_.soft_cap);
-      for (int64_t key = tile * kKeyTile; key < end_tile * kKeyTile; ++key) {
+      for (int64_t key = seen.first_tile * kKeyTile; key < seen.end_tile * kKeyTile; ++key) {
         float* p = scores + key * kLanes;
         _mm512_store_ps(p, tanh(_mm512_mul_ps(_mm512_load_ps(p), inner)));
       }
     }
-    const bool every_lane_sees_all = latest_first <= start + first_key && earliest_last >= start + end_key - 1;
-    if (!every_lane_sees_all) hide(t, start, scores, first_key, end_key);
+    if (!seen.whole) hide(t, start, scores, seen.first_chunk * kChunk, seen.end_chunk * kChunk);
     const State state = this->state(layout_.span, t);
-    weigh(scores, first_key, end_key, factor, state);
-    Dot::add_values(at<uint16_t>(layout_.values) + first_chunk * (a_.head_dim / 16) * kTile, a_.head_dim / 16,
-                    at<uint16_t>(layout_.weights) + first_chunk * kTile, last_chunk - first_chunk, state.values);
+    Weights weights = raise(scores, seen.first_chunk * kChunk, seen.end_chunk * kChunk, factor, state);
+    const int64_t tiles = a_.head_dim / 16, at_once = min(tiles, Dot::kMostSums);
+    uint16_t* to = at<uint16_t>(layout_.weights);
+    const uint16_t* values = at<uint16_t>(layout_.values);
+    Dot::load_sums(state.values, at_once);
+    for (int64_t chunk = 0; chunk <= kGroup / kChunk; ++chunk) {
+      add_scores(t + 1, seen_next, chunk, chunk + 1);
+      if (chunk > seen.first_chunk && chunk <= seen.end_chunk)
+        Dot::add_values(values + (chunk - 1) * tiles * kTile, at_once, to + (chunk - 1) * kTile, state.values);
+      if (chunk >= seen.first_chunk && chunk < seen.end_chunk)
+        weigh(scores + chunk * kChunk * kLanes, weights, to + chunk * kTile);
+    }
+    Dot::store_sums(state.values, at_once);
+    for (int64_t first = at_once; first < tiles; first += at_once) {
+      const int64_t count = min(tiles - first, at_once);
+      float* sums = state.values + first * kResult;
+      Dot::load_sums(sums, count);
+      for (int64_t chunk = seen.first_chunk; chunk < seen.end_chunk; ++chunk)
+        Dot::add_values(values + (chunk * tiles + first) * kTile, count, to + chunk * kTile, sums);
+      Dot::store_sums(sums, count);
+    }
+    _mm512_store_ps(state.total, _mm512_add_ps(_mm512_load_ps(state.total), weights.sum));
   }
 
   void hide(int64_t t, int64_t start, float* scores, int64_t first_key, int64_t end_key) const {
@@ -402,8 +462,13 @@ class TileAttention {
     }
   }
 
-  // Turns scores into weights relative to the largest so far; brings what the state holds to the same base.
-  void weigh(const float* scores, int64_t first_key, int64_t end_key, float factor, const State& state) {
+  // What turns scores into weights, and the sum of those so far.
+  struct Weights {
+    __m512 scale, largest, sum;
+  };
+
+  // Finds the largest score so far; brings what the state holds to the same base.
+  Weights raise(const float* scores, int64_t first_key, int64_t end_key, float factor, const State& state) const {
     __m512 top[4];
     for (auto& x : top) x = _mm512_set1_ps(-INFINITY);
     for (int64_t key = first_key; key < end_key; key += 4)
@@ -411,29 +476,31 @@ class TileAttention {
     const __m512 before = _mm512_load_ps(state.largest), scale = _mm512_set1_ps(factor);
     const __m512 highest = _mm512_max_ps(_mm512_max_ps(top[0], top[1]), _mm512_max_ps(top[2], top[3]));
     const __m512 largest = _mm512_max_ps(before, _mm512_mul_ps(highest, scale));
-    __m512 total = _mm512_load_ps(state.total);
     if (_mm512_cmp_ps_mask(largest, before, _CMP_NEQ_UQ)) {
       const __m512 shrink = exp2(_mm512_sub_ps(before, largest));
       _mm512_store_ps(state.largest, largest);
-      total = _mm512_mul_ps(total, shrink);
-      for (float* p = state.values; p < state.values + a_.head_dim * kLanes; p += kLanes)
+      for (float* p = state.total; p < state.values + a_.head_dim * kLanes; p += kLanes)
         _mm512_store_ps(p, _mm512_mul_ps(_mm512_load_ps(p), shrink));
     }
+    return {scale, largest, _mm512_setzero_ps()};
+  }
 
+  // The weights of a chunk.
+  static void weigh(const float* scores, Weights& weights, uint16_t* to) {
     alignas(64) static constexpr uint16_t kPairs[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
                                                         8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
     const __m512i pairs = _mm512_load_si512(kPairs);
-    uint16_t* weights = at<uint16_t>(layout_.weights);
-    __m512 sum = _mm512_setzero_ps();
-    for (int64_t key = first_key; key < end_key; key += 2) {
+    const __m512 scale = weights.scale, largest = weights.largest;
+    __m512 sum = weights.sum;
+    for (int64_t key = 0; key < kChunk; key += 2) {
       const float* p = scores + key * kLanes;
       const __m512 x = exp2(_mm512_fmsub_ps(_mm512_load_ps(p), scale, largest));
       const __m512 y = exp2(_mm512_fmsub_ps(_mm512_load_ps(p + kLanes), scale, largest));
-      sum = _mm512_add_ps(_mm512_add_ps(sum, x), y);
+      sum = _mm512_add_ps(sum, _mm512_add_ps(x, y));
       const __m512i rounded = (__m512i)_mm512_cvtne2ps_pbh(y, x);
-      _mm512_store_si512(weights + key * kLanes, _mm512_permutexvar_epi16(pairs, rounded));
+      _mm512_store_si512(to + key * kLanes, _mm512_permutexvar_epi16(pairs, rounded));
     }
-    _mm512_store_ps(state.total, _mm512_add_ps(total, sum));
+    weights.sum = sum;
   }
 
   void finish(int64_t t, const State& state) {
@@ -477,12 +544,15 @@ class TileAttention {
 
   const Attention& a_;
   const Tile& tile_;
+  const Tile* const next_;
   const int64_t repeat_, num_lanes_;
   const Layout layout_;
   char* const base_;
   int32_t *const first_, *const last_, *const token_, *const head_;
   const uint16_t* keys_[kGroup / kKeyTile];
   int64_t key_stride_ = 0;
+  const Tile* ahead_ = nullptr;
+  int64_t ahead_low_ = 0, ahead_high_ = 0;
 };
 
 }  // namespace

@@ -26,9 +26,10 @@ void with_tiles(ffi::ThreadPool& pool, const Matmul& m, void* packed) {
   const int64_t threads = std::max<int64_t>(pool.num_threads(), 1);
   const int64_t outputs = kOutputs * divide(divide(m.outputs, kOutputs), threads * kPiecesPerThread);
   const int64_t pieces = divide(m.outputs, outputs);
-  parallel_for(pool, pieces * divide(blocks, kBlocksPerCall), [&](int64_t i) {
+  parallel_for(pool, pieces * divide(blocks, kBlocksPerCall), [&](int64_t i, int64_t next) {
     const int64_t o = i % pieces * outputs, b = i / pieces * kBlocksPerCall;
-    matmul_amx(m, packed, o, std::min(o + outputs, m.outputs), b, std::min(b + kBlocksPerCall, blocks));
+    matmul_amx(m, packed, o, std::min(o + outputs, m.outputs), b, std::min(b + kBlocksPerCall, blocks),
+               next == kNoPiece ? kNoOutput : next % pieces * outputs);
   });
 }
 

@@ -31,8 +31,10 @@ constexpr int64_t packed_bytes(int64_t tokens, int64_t inputs) { return num_bloc
 void matmul_amx_pack(const Matmul& m, void* packed, int64_t block);
 
 // The outputs from first to last, of the blocks of tokens from first to last, not more than kBlocksPerCall; outputs
-// begin at multiples of 16.
+// begin at multiples of 16. next_output: where the thread will probably go on, or kNoOutput; those rows of w are read
+// ahead.
+constexpr int64_t kNoOutput = -1;
 void matmul_amx(const Matmul& m, const void* packed, int64_t first_output, int64_t last_output, int64_t first_block,
-                int64_t last_block);
+                int64_t last_block, int64_t next_output);
 
 }  // namespace pallas_kernels

@@ -14,22 +14,46 @@ constexpr int64_t kBlocksWorthCopying = 8;   // from here on, rows of w are copi
 
 inline __mmask16 first_bits(int64_t count) { return count >= 16 ? 0xffff : static_cast<__mmask16>((1u << count) - 1); }
 
-// Sums of 16 outputs, as a tile, into their 16 columns of y.
-inline void store_sums(const Matmul& m, const float* sums, int64_t output, int64_t block) {
-  __m512i row[16];
-  for (int i = 0; i < 16; ++i) row[i] = _mm512_load_si512(sums + i * 16);
-  transpose_16x16(row);
-  const int64_t first = block * kTokensPerBlock, left = m.tokens - first, count = left < 16 ? left : 16;
+// Sums of 16 outputs as a tile: a row for each of them, and 16 tokens in it.
+struct Sums {
+  explicit Sums(const float* tile) {
+    for (int i = 0; i < 16; ++i) token[i] = _mm512_load_si512(tile + i * 16);
+    transpose_16x16(token);
+  }
+  __m512 of(int64_t i) const { return _mm512_castsi512_ps(token[i]); }
+
+  __m512i token[16];
+};
+
+int64_t tokens_in(const Matmul& m, int64_t block) {
+  const int64_t left = m.tokens - block * kTokensPerBlock;
+  return left < kTokensPerBlock ? left : kTokensPerBlock;
+}
+
+// Writes the sums of one panel, or of two beside each other, into their columns of y.
+void store_sums(const Matmul& m, const float* tile, int64_t output, int64_t block) {
+  const Sums sums(tile);
   const __mmask16 mask = first_bits(m.outputs - output);
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t at = (first + i) * m.outputs + output;
-    const __m512 values = _mm512_castsi512_ps(row[i]);
+  int64_t at = block * kTokensPerBlock * m.outputs + output;
+  for (int64_t i = 0; i < tokens_in(m, block); ++i, at += m.outputs) {
     if (m.y_is_float32) {
-      _mm512_mask_storeu_ps(static_cast<float*>(m.y) + at, mask, values);
+      _mm512_mask_storeu_ps(static_cast<float*>(m.y) + at, mask, sums.of(i));
     } else {
-      _mm256_mask_storeu_epi16(static_cast<uint16_t*>(m.y) + at, mask, (__m256i)_mm512_cvtneps_pbh(values));
+      _mm256_mask_storeu_epi16(static_cast<uint16_t*>(m.y) + at, mask, (__m256i)_mm512_cvtneps_pbh(sums.of(i)));
     }
   }
+}
+
+void store_sums(const Matmul& m, const float* tile, const float* next_tile, int64_t output, int64_t block) {
+  if (m.y_is_float32 || output + 2 * kPanel > m.outputs) {
+    store_sums(m, tile, output, block);
+    if (output + kPanel < m.outputs) store_sums(m, next_tile, output + kPanel, block);
+    return;
+  }
+  const Sums low(tile), high(next_tile);
+  uint16_t* to = static_cast<uint16_t*>(m.y) + block * kTokensPerBlock * m.outputs + output;
+  for (int64_t i = 0; i < tokens_in(m, block); ++i, to += m.outputs)
+    _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(high.of(i), low.of(i)));
 }
 
 // Where a panel's tiles lie: in w itself, or copied, each tile by itself.
@@ -42,8 +66,8 @@ struct Rows {
 
 // Asks for the rows of w that come next while others are being used.
 struct Ahead {
-  const char* row = nullptr;
-  int64_t row_bytes = 0, lines_per_row = 1, lines_per_step = 0, line = 0;
+  const char* row;
+  int64_t row_bytes, lines_per_row, lines_per_step, line = 0;
 
   void step() {
     for (int64_t i = 0; i < lines_per_step; ++i) {
@@ -92,24 +116,47 @@ inline void dot(const Rows& rows, const char* tokens, int64_t block_bytes, int64
   if constexpr (kSums > 2) tile_store<2>(sums + 512, 64), tile_store<3>(sums + 768, 64);
 }
 
+// Rows of w from an output on, from a step on, `lines` of which are asked for at each step.
+inline Ahead ahead_to(const Matmul& m, int64_t output, int64_t step, int64_t steps, int64_t lines) {
+  if (output == kNoOutput) return {nullptr, 0, 1, 0};
+  return {reinterpret_cast<const char*>(m.w + output * m.inputs + step * kInputsPerStep), m.inputs * 2, steps, lines};
+}
+
 template <int kPanels, int kBlocks>
 inline void store(const Matmul& m, const float* sums, int64_t output, int64_t block) {
-  for (int p = 0; p < kPanels; ++p)
-    for (int b = 0; b < kBlocks; ++b) store_sums(m, sums + (p * kBlocks + b) * 256, output + p * kPanel, block + b);
+  const auto tile = [sums](int p, int b) { return sums + (p * kBlocks + b) * 256; };
+  for (int b = 0; b < kBlocks; ++b) {
+    if constexpr (kPanels == 1) {
+      store_sums(m, tile(0, b), output, block + b);
+    } else {
+      for (int p = 0; p < kPanels; p += 2) store_sums(m, tile(p, b), tile(p + 1, b), output + p * kPanel, block + b);
+    }
+  }
 }
 
 struct Span {
   int64_t first, last;
 };
 
-// Few tokens: w streams past once, its tiles taken from where they lie.
+// The outputs of a piece of work, and where the thread's next one begins (kNoOutput: there is none).
+struct Outputs {
+  int64_t first, last, next;
+
+  // Whose rows will be wanted after those of the panels from `output` on.
+  int64_t after(int64_t output, int64_t panels) const {
+    return output + panels * kPanel < last ? output + panels * kPanel : next;
+  }
+};
+
+// Few tokens: w streams past once, its tiles taken from where they lie. Returns the first output that is left.
 template <int kPanels>
-void stream(const Matmul& m, const char* packed, Span outputs, Span blocks) {
+int64_t stream(const Matmul& m, const char* packed, Outputs outputs, Span blocks) {
   const int64_t row_bytes = m.inputs * 2, steps = m.inputs / kInputsPerStep, block_bytes = steps * kTileBytes;
   alignas(64) float sums[4 * 256];
-  for (int64_t o = outputs.first; o + kPanels * kPanel <= outputs.last; o += kPanels * kPanel) {
+  int64_t o = outputs.first;
+  for (; o + kPanels * kPanel <= outputs.last; o += kPanels * kPanel) {
     const Rows rows{reinterpret_cast<const char*>(m.w) + o * row_bytes, row_bytes, 64, kPanel * row_bytes};
-    Ahead ahead{rows.start + kPanels * rows.panel_bytes, row_bytes, steps, kPanels * kPanel};
+    Ahead ahead = ahead_to(m, outputs.after(o, kPanels), 0, steps, kPanels * kPanel);
     for (int64_t b = blocks.first; b < blocks.last; ahead.lines_per_step = 0) {
       const char* tokens = packed + b * block_bytes;
       if constexpr (kPanels <= 2) {
@@ -125,6 +172,7 @@ void stream(const Matmul& m, const char* packed, Span outputs, Span blocks) {
       b += 1;
     }
   }
+  return o;
 }
 
 // Copies one panel's rows of w over some steps, a tile after the other, with zeros beyond the ends of w.
@@ -142,24 +190,23 @@ void copy_panel(const Matmul& m, int64_t output, int64_t first_step, int64_t ste
 
 // Many tokens, or ends that fill no tile: slices of the inputs of panels are copied, and serve all blocks of tokens.
 template <int kPanels>
-void reuse(const Matmul& m, const char* packed, int64_t output, Span blocks) {
+void reuse(const Matmul& m, const char* packed, int64_t output, Outputs outputs, Span blocks) {
   alignas(64) char copy[kPanels * kStepsPerSlice * kTileBytes];
   alignas(64) float sums[kPanels * kBlocksPerCall * 256];
   const int64_t all_steps = num_steps(m.inputs), block_bytes = all_steps * kTileBytes;
   const int64_t slices = (all_steps + kStepsPerSlice - 1) / kStepsPerSlice, per_slice = (all_steps + slices - 1) / slices;
   const Rows rows{copy, 64, kTileBytes, kStepsPerSlice * kTileBytes};
-  const int64_t pairs = (blocks.last - blocks.first + 1) / 2, row_bytes = m.inputs * 2;
-  const char* panels = reinterpret_cast<const char*>(m.w) + output * row_bytes;
+  const int64_t pairs = (blocks.last - blocks.first + 1) / 2, lines = (kPanels * kPanel + pairs - 1) / pairs;
   for (int64_t step = 0; step < all_steps; step += per_slice) {
     const int64_t steps = step + per_slice < all_steps ? per_slice : all_steps - step;
     const bool add = step > 0, done = step + steps == all_steps;
     for (int p = 0; p < kPanels; ++p)
       copy_panel(m, output + p * kPanel, step, steps, copy + p * rows.panel_bytes);
-    const char* next = done ? panels + kPanels * kPanel * row_bytes : panels + (step + steps) * 64;
-    Ahead ahead{next, row_bytes, per_slice, (kPanels * kPanel + pairs - 1) / pairs};
+    Ahead ahead = done ? ahead_to(m, outputs.after(output, kPanels), 0, per_slice, lines)
+                       : ahead_to(m, output, step + steps, per_slice, lines);
     for (int64_t b = blocks.first; b < blocks.last;) {
       const char* tokens = packed + b * block_bytes + step * kTileBytes;
-      float* at = sums + (b - blocks.first) * kPanels * 256;
+      float* at = slices > 1 ? sums + (b - blocks.first) * kPanels * 256 : sums;
       if (b + 2 <= blocks.last) {
         dot<kPanels, 2>(rows, tokens, block_bytes, steps, add, at, ahead);
         if (done) store<kPanels, 2>(m, at, output, b);
@@ -191,23 +238,19 @@ void matmul_amx_pack(const Matmul& m, void* packed, int64_t block) {
 }
 
 void matmul_amx(const Matmul& m, const void* packed, int64_t first_output, int64_t last_output, int64_t first_block,
-                int64_t last_block) {
+                int64_t last_block, int64_t next_output) {
   const FullTiles tiles;
   const char* tokens = static_cast<const char*>(packed);
   const Span blocks{first_block, last_block};
-  int64_t o = first_output;
+  Outputs outputs{first_output, last_output, next_output};
   if (blocks.last - blocks.first < kBlocksWorthCopying && m.inputs % kInputsPerStep == 0) {
-    if (blocks.last - blocks.first == 1) {
-      stream<4>(m, tokens, {o, last_output}, blocks);
-      o += (last_output - o) / (4 * kPanel) * (4 * kPanel);
-    }
-    stream<2>(m, tokens, {o, last_output}, blocks);
-    o += (last_output - o) / (2 * kPanel) * (2 * kPanel);
-    stream<1>(m, tokens, {o, last_output}, blocks);
-    o += (last_output - o) / kPanel * kPanel;
+    if (blocks.last - blocks.first == 1) outputs.first = stream<4>(m, tokens, outputs, blocks);
+    outputs.first = stream<2>(m, tokens, outputs, blocks);
+    outputs.first = stream<1>(m, tokens, outputs, blocks);
   }
-  for (; o + kPanel < last_output; o += 2 * kPanel) reuse<2>(m, tokens, o, blocks);
-  if (o < last_output) reuse<1>(m, tokens, o, blocks);
+  int64_t o = outputs.first;
+  for (; o + kPanel < last_output; o += 2 * kPanel) reuse<2>(m, tokens, o, outputs, blocks);
+  if (o < last_output) reuse<1>(m, tokens, o, outputs, blocks);
 }
 
 }  // namespace pallas_kernels
