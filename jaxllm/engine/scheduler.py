@@ -258,11 +258,10 @@ class Scheduler:
                 return
             if sequence.must_wait or has_row(sequence):
                 continue
-            computed = sequence.num_computed
-            count = min(sequence.num_tokens + sequence.num_pending - computed, step.budget)
-            if computed + count > sequence.num_writable and not self._make_room(sequence, computed + count, step):
+            end = min(sequence.num_tokens + sequence.num_pending, sequence.num_computed + step.budget)
+            if end > sequence.num_writable and not self._make_room(sequence, end, step):
                 return
-            step.give(sequence, count)
+            step.give(sequence, end - sequence.num_computed)
 
     def _make_room(self, sequence: Sequence, end: int, step: StepDraft) -> bool:
         """Have blocks for a sequence's tokens up to ``end``, those of others if need be; whether it has them."""

@@ -68,7 +68,7 @@ class StepFunctions:
               ) -> tuple[Float[Array, "T D"], StepContext]:
         """The residual stream's beginning, and what the layers share."""
         size = self.config.block_size
-        tokens = batch.token_ids.shape[0]
+        tokens = batch.num_tokens
         where = positions_and_rows(batch.query_start, batch.lengths, tokens)
         slots = block_table.slots(table, 0, where.rows, where.positions, where.valid, size)
         attention = paged_attention_metadata(table.blocks[0], batch.query_start, batch.lengths, tokens, size)

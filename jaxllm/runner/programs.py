@@ -118,7 +118,7 @@ class Programs:
         outer, layers: the model's ``outer_params`` and the leaves of each layer's parameters. newest: each slot's
         newest token.
         """
-        tokens = batch.token_ids.shape[0]
+        tokens = batch.num_tokens
         x, step = self._run(Key("begin", tokens), outer, table, newest, batch)
         written: KVPool = []
         for chunk in self.chunks:

@@ -71,11 +71,11 @@ class StepResult:
 
     def fetch(self) -> StepResult:
         """Wait for the device; the same with numpy arrays."""
-        return StepResult(
-            jax.device_get(self.sampled),
-            [dataclasses.replace(part, values=jax.device_get(part.values)) for part in self.prompt_logprobs],
-            jax.device_get(self.vocab_logprobs),
-        )
+        sampled, values, vocab_logprobs = jax.device_get(
+            (self.sampled, [part.values for part in self.prompt_logprobs], self.vocab_logprobs))
+        prompt_logprobs = [dataclasses.replace(part, values=found)
+                           for part, found in zip(self.prompt_logprobs, values, strict=True)]
+        return StepResult(sampled, prompt_logprobs, vocab_logprobs)
 
 
 class Runner:
@@ -86,9 +86,9 @@ class Runner:
         self.model, self.spec, self.config = programs.model, programs.spec, programs.config
         self.weights = Weights(self.model, params)
         self._rows = RowTable(self.config.max_num_seqs)
-        # By slot: what few requests ask for.
-        self._wants_vocab_logprobs = np.zeros(self.config.max_num_seqs, bool)
-        self._wants_prompt_logprobs = np.zeros(self.config.max_num_seqs, bool)
+        # The slots of those that ask for what few do.
+        self._want_vocab_logprobs: set[int] = set()
+        self._want_prompt_logprobs: set[int] = set()
         self._processor_names = self.config.processor_names
         self._mask_words = mask_words(self.model.config.vocab_size)
         self._host_pool = HostPool(self.spec, self.config.num_swap_blocks, self.config.block_size)
@@ -167,8 +167,9 @@ class Runner:
         for sequence in admitted:
             request, slot = sequence.request, sequence.held_slot
             names = self._processor_names
-            self._wants_vocab_logprobs[slot] = needs_vocab_logprobs(request.params)
-            self._wants_prompt_logprobs[slot] = sequence.wants_prompt_logprobs
+            for slots, wanted in ((self._want_vocab_logprobs, needs_vocab_logprobs(request.params)),
+                                  (self._want_prompt_logprobs, sequence.wants_prompt_logprobs)):
+                (slots.add if wanted else slots.discard)(slot)
             self._rows.set_slot(
                 slot, request.params, request.seed, sequence.index, sequence.num_prompt,
                 processed=request.reports_processed,
@@ -198,7 +199,7 @@ class Runner:
 
     def _vocab_logprobs(self, plan: StepPlan, sample_rows: Any, hidden: Any, masks: np.ndarray | None
                         ) -> dict[int, tuple[VocabLogprobs, int]]:
-        wanted = np.flatnonzero(self._wants_vocab_logprobs[plan.sampler_slot]).tolist()
+        wanted = _places(self._want_vocab_logprobs, plan.sampler_slot)
         found: dict[int, tuple[VocabLogprobs, int]] = {}
         for first in range(0, len(wanted), VOCAB_LOGPROB_ROWS):
             numbers = wanted[first:first + VOCAB_LOGPROB_ROWS]
@@ -221,7 +222,7 @@ class Runner:
         return self.state
 
     def _prompt_logprobs(self, plan: StepPlan, query_start: Any, hidden: Any) -> Iterator[PromptLogprobs]:
-        for place in np.flatnonzero(self._wants_prompt_logprobs[plan.slot]).tolist():
+        for place in _places(self._want_prompt_logprobs, plan.slot):
             sequence = plan.sequences[place]
             slot, start, count = int(plan.slot[place]), int(plan.start[place]), int(plan.count[place])
             # The hidden state at a position predicts the token after it.
@@ -243,6 +244,10 @@ class Runner:
                 targets[shift:shift + taken] = sequence.token_ids[chunk:chunk + taken]
                 values = self.programs.prompt_logprobs(self.weights.head, hidden, row - shift, targets)
                 yield PromptLogprobs(sequence, chunk, taken, shift, values)
+
+
+def _places(wanted: set[int], slots: np.ndarray) -> list[int]:
+    return [place for place, slot in enumerate(slots.tolist()) if slot in wanted] if wanted else []
 
 
 _NONE = np.zeros(0, np.int32)

@@ -46,13 +46,13 @@ class Signatures:
         state = jax.eval_shape(functools.partial(empty_state, model, config))
         words = mask_words(vocab)
         sampled = buckets(rows)[-1]
-        batch = StepBatch(_ints(key.bucket), _ints(key.bucket), _ints(rows + 1), _ints(rows), _ints(sampled))
+        batch = StepBatch(_ints(StepBatch.size(key.bucket, rows, sampled)), key.bucket, rows)
         if key.program == "begin":
             return outer, table, _ints(rows), batch
         if key.program in ("layers", "end"):
             x, step = jax.eval_shape(self.functions.begin, outer, table, _ints(rows), batch)
             if key.program == "end":
-                return outer, x, batch.sample_rows
+                return outer, x, _ints(sampled)
             chunk = next(chunk.layers for chunk in self.functions.chunks if chunk.kind == key.kind)
             layers = [jax.tree.leaves(params["layers"][layer]) for layer in range(chunk.start, chunk.stop)]
             return layers, x, step, cache[chunk]

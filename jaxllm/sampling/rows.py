@@ -177,6 +177,7 @@ class RowTable:
         self._reals = np.zeros((num_slots + 1, len(_Real)), np.float32)
         self._integers = np.zeros((num_slots + 1, len(_Integer)), np.int32)
         self._variant = np.zeros(num_slots + 1, np.int8)
+        self._demanding: set[int] = set()  # slots of requests that ask for more than GREEDY
         self._reals[:, [_Real.TEMPERATURE, _Real.TOP_P, _Real.REPETITION]] = 1.0
         self._reals[:, _Real.LOG_MIN_P] = -np.inf
         self._integers[:, _Integer.SLOT] = np.arange(num_slots + 1)
@@ -224,6 +225,7 @@ class RowTable:
         integers[_Integer.PROCESSORS] = _signed(processors)
         # Once min_tokens is reached, a request that asked for nothing else of FULL no longer needs it.
         self._variant[slot] = variant_of(params.replace(min_tokens=0))
+        (self._demanding.discard if variant_of(params) == Variant.GREEDY else self._demanding.add)(slot)
 
     def rows(self, slots: np.ndarray, positions: np.ndarray, bucket: int) -> SamplingRows:
         """The rows of a step, padded to ``bucket``: ``positions[i]`` is where slot ``slots[i]``'s new token goes.
@@ -233,17 +235,19 @@ class RowTable:
         used = len(slots)
         if used > bucket:
             raise ParameterError("bucket", bucket, f"at least the number of rows, which is {used}")
-        index = np.full(bucket, self.num_slots)
-        index[:used] = slots
+        index = slots
+        if used < bucket:
+            index = np.full(bucket, self.num_slots)
+            index[:used] = slots
         reals, integers = self._reals[index], self._integers[index]
         integers[:used, _Integer.POSITION] = positions
         return SamplingRows(reals, integers)
 
     def variant(self, slots: np.ndarray, positions: np.ndarray) -> Variant:
         """The variant that these slots need at these positions."""
-        if len(slots) == 0:
+        if not self._demanding.intersection(slots.tolist()):
             return Variant.GREEDY
-        if np.any(positions < self._integers[slots, _Integer.STOP_FROM]):
+        if (positions < self._integers[slots, _Integer.STOP_FROM]).any():
             return Variant.FULL
         return Variant(int(self._variant[slots].max()))
 
