@@ -24,6 +24,7 @@ from pallas_kernels.paged_attention import (
     positions_and_rows,
 )
 from pallas_kernels.registry import explain, implementations, operations
+from pallas_kernels.swiglu import swiglu
 
 _register_all()
 
@@ -38,4 +39,5 @@ __all__ = [
     "paged_attention",
     "paged_attention_metadata",
     "positions_and_rows",
+    "swiglu",
 ]

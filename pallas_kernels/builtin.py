@@ -35,6 +35,28 @@ def register_all() -> None:
         summary="float64 on the host, for tests",
     )
     register(
+        "swiglu",
+        "cpu",
+        _loader("pallas_kernels.swiglu.cpu", "swiglu_cpu"),
+        summary="native, bfloat16, gated before it is written",
+        default_on=("cpu",),
+        unavailable=cpu.unavailable,
+        unsupported=_lazy("pallas_kernels.swiglu.cpu", "unsupported"),
+    )
+    register(
+        "swiglu",
+        "xla",
+        _loader("pallas_kernels.swiglu.xla", "swiglu_xla"),
+        summary="one matmul and elementwise XLA, any backend",
+        default_on=PLATFORMS,
+    )
+    register(
+        "swiglu",
+        "oracle",
+        _loader("pallas_kernels.swiglu.oracle", "swiglu_oracle"),
+        summary="float64 on the host, for tests",
+    )
+    register(
         "paged_attention",
         "cpu",
         _loader("pallas_kernels.paged_attention.cpu", "paged_attention_cpu"),

@@ -176,7 +176,8 @@ def kernels_of(model: Model) -> dict[str, str]:
     query = array((8, config.num_heads, config.head_dim), model.dtype)
     logits = array((8, config.vocab_size), jnp.float32)
     operands: dict[str, dict[str, Any]] = {
-        "matmul": {"x": weight, "weight": weight, "out_dtype": model.dtype}, "paged_attention": {"q": query}}
+        "matmul": {"x": weight, "weight": weight, "out_dtype": model.dtype}, "swiglu": {"x": weight, "weight": weight},
+        "paged_attention": {"q": query}}
     return {operation: registry.choose(operation, operands=operands.get(operation, {"logits": logits})
                                        ).implementation.name for operation in registry.operations()}
 

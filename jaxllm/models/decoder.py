@@ -7,12 +7,12 @@ import functools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, DTypeLike, Float, Int
 
 from jaxllm.models.config import DecoderConfig
 from jaxllm.models.layers import Embedding, Linear, RMSNorm, apply_rope
+from jaxllm.models.linear import gated_linear
 from pallas_kernels import kv_write, paged_attention
 
 LayerCache = dict[str, Array]
@@ -67,9 +67,8 @@ class GatedMLP(nnx.Module):
         self.down = Linear(config.intermediate_size, config.hidden_size, ("embed", "mlp"), dtype, bias=config.mlp_bias)
 
     def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
-        gate, up = jnp.split(self.gate_up(x), 2, axis=-1)
-        activated = jax.nn.silu(gate.astype(jnp.float32)) * up.astype(jnp.float32)
-        return self.down(activated.astype(x.dtype))
+        bias = None if self.gate_up.bias is None else self.gate_up.bias[...]
+        return self.down(gated_linear(x, self.gate_up.weight[...], bias))
 
 
 class DecoderLayer(nnx.Module):

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, DTypeLike, Float
 
-from pallas_kernels import matmul
+from pallas_kernels import matmul, swiglu
 
 LinearFunction = Callable[[Float[Array, "T I"], Any, Any], Float[Array, "T O"]]
 
@@ -34,3 +35,13 @@ def linear(x: Float[Array, "T I"], weight: Any, out_dtype: DTypeLike | None = No
         raise TypeError(f"linear() has no implementation for weights of type {type(weight).__name__}; "
                         f"besides plain arrays these are registered: {known}")
     return function(x, weight, out_dtype)
+
+
+def gated_linear(x: Float[Array, "T I"], weight: Any, bias: Float[Array, " 2F"] | None = None) -> Float[Array, "T F"]:
+    """``silu(gate) * up`` in float32, where gate and up are the halves of ``linear(x, weight) + bias``; in the dtype of
+    ``x``. Plain weights without a bias go to ``pallas_kernels.swiglu``."""
+    if isinstance(weight, jax.Array) and bias is None:
+        return swiglu(x, weight)
+    product = linear(x, weight)
+    gate, up = jnp.split(product if bias is None else product + bias, 2, axis=-1)
+    return (jax.nn.silu(gate.astype(jnp.float32)) * up.astype(jnp.float32)).astype(x.dtype)

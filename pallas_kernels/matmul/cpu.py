@@ -20,13 +20,17 @@ def unsupported(x: Array, weight: Array, out_dtype: np.dtype) -> str | None:
 
 
 def matmul_cpu(x: Float[Array, "T I"], weight: Float[Array, "O I"], out_dtype: np.dtype) -> Array:
-    """One call for the whole product, on XLA's threads, with a workspace for x in the order that tiles read it in."""
-    (tokens, inputs), outputs = x.shape, weight.shape[0]
-    workspace = -(-tokens // 16) * -(-inputs // 32) * 1024
+    """One call for the whole product, on XLA's threads."""
     product = jax.ffi.ffi_call(
         require("pallas_kernels_matmul_v1"),
-        (jax.ShapeDtypeStruct((tokens, outputs), out_dtype), jax.ShapeDtypeStruct((workspace,), jnp.uint8)),
+        (jax.ShapeDtypeStruct((x.shape[0], weight.shape[0]), out_dtype), workspace(x)),
         vmap_method="sequential",
     )
     result, _ = product(x, weight)
     return result
+
+
+def workspace(x: Float[Array, "T I"]) -> jax.ShapeDtypeStruct:
+    """Room for ``x`` in the order that tiles read it in."""
+    tokens, inputs = x.shape
+    return jax.ShapeDtypeStruct((-(-tokens // 16) * -(-inputs // 32) * 1024,), jnp.uint8)

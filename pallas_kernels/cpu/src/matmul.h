@@ -1,4 +1,5 @@
-// y[t, o] = sum over i of x[t, i] * w[o, i]: bfloat16 operands, float32 sums, in bfloat16 or float32.
+// y[t, o] = sum over i of x[t, i] * w[o, i]: bfloat16 operands, float32 sums, in bfloat16 or float32. Or, gated, of the
+// sums g of row o and u of row outputs + o of w, each rounded to bfloat16: y[t, o] = g / (1 + e^-g) * u, in bfloat16.
 //
 // Every element is computed by the same instructions in the same order, wherever it lies, whatever is beside it and
 // however the work is cut up.
@@ -10,9 +11,9 @@ namespace pallas_kernels {
 
 struct Matmul {
   const uint16_t* x;  // [tokens, inputs]
-  const uint16_t* w;  // [outputs, inputs]
+  const uint16_t* w;  // [outputs, inputs], gated [2 * outputs, inputs]
   void* y;            // [tokens, outputs]
-  bool y_is_float32;
+  bool y_is_float32, gated;
   int64_t tokens, inputs, outputs;
 };
 

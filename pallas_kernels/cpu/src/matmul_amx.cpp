@@ -4,6 +4,7 @@
 
 #include "amx.h"
 #include "matmul.h"
+#include "swiglu.h"
 
 namespace pallas_kernels {
 namespace {
@@ -13,6 +14,9 @@ constexpr int64_t kStepsPerSlice = 18;       // two panels of it stay in the fir
 constexpr int64_t kBlocksWorthCopying = 8;   // from here on, rows of w are copied first, tile by tile
 
 inline __mmask16 first_bits(int64_t count) { return count >= 16 ? 0xffff : static_cast<__mmask16>((1u << count) - 1); }
+
+// Outputs of so many panels.
+constexpr int64_t outputs_of(const Matmul& m, int64_t panels) { return panels * kPanel / (m.gated ? 2 : 1); }
 
 // Sums of 16 outputs as a tile: a row for each of them, and 16 tokens in it.
 struct Sums {
@@ -56,22 +60,34 @@ void store_sums(const Matmul& m, const float* tile, const float* next_tile, int6
     _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(high.of(i), low.of(i)));
 }
 
-// Where a panel's tiles lie: in w itself, or copied, each tile by itself.
+void store_gated(const Matmul& m, const float* gate_tile, const float* up_tile, int64_t output, int64_t block) {
+  const Sums gate(gate_tile), up(up_tile);
+  const __mmask16 mask = first_bits(m.outputs - output);
+  uint16_t* to = static_cast<uint16_t*>(m.y) + block * kTokensPerBlock * m.outputs + output;
+  for (int64_t i = 0; i < tokens_in(m, block); ++i, to += m.outputs)
+    _mm256_mask_storeu_epi16(to, mask, (__m256i)_mm512_cvtneps_pbh(swiglu(gate.of(i), up.of(i))));
+}
+
+// Where a panel's tiles lie: in w itself, or copied, each tile by itself. Panels come in pairs: two in a row, or, gated,
+// the two that make the same outputs.
 struct Rows {
   const char* start;
-  int64_t row_bytes, step_bytes, panel_bytes;
+  int64_t row_bytes, step_bytes, panel_bytes, pair_bytes;
 
-  const char* tile(int64_t panel, int64_t step) const { return start + panel * panel_bytes + step * step_bytes; }
+  const char* tile(int64_t panel, int64_t step) const {
+    return start + panel % 2 * panel_bytes + panel / 2 * pair_bytes + step * step_bytes;
+  }
 };
 
-// Asks for the rows of w that come next while others are being used.
+// Asks for the rows of w that come next while others are being used; gated, for both of an output.
 struct Ahead {
   const char* row;
-  int64_t row_bytes, lines_per_row, lines_per_step, line = 0;
+  int64_t row_bytes, up_bytes, lines_per_row, lines_per_step, line = 0;
 
   void step() {
     for (int64_t i = 0; i < lines_per_step; ++i) {
       _mm_prefetch(row + line * 64, _MM_HINT_T1);
+      if (up_bytes) _mm_prefetch(row + up_bytes + line * 64, _MM_HINT_T1);
       if (++line == lines_per_row) line = 0, row += row_bytes;
     }
   }
@@ -118,8 +134,10 @@ inline void dot(const Rows& rows, const char* tokens, int64_t block_bytes, int64
 
 // Rows of w from an output on, from a step on, `lines` of which are asked for at each step.
 inline Ahead ahead_to(const Matmul& m, int64_t output, int64_t step, int64_t steps, int64_t lines) {
-  if (output == kNoOutput) return {nullptr, 0, 1, 0};
-  return {reinterpret_cast<const char*>(m.w + output * m.inputs + step * kInputsPerStep), m.inputs * 2, steps, lines};
+  if (output == kNoOutput) return {nullptr, 0, 0, 1, 0};
+  const int64_t row_bytes = m.inputs * 2, up_bytes = m.gated ? m.outputs * row_bytes : 0;
+  return {reinterpret_cast<const char*>(m.w + output * m.inputs + step * kInputsPerStep), row_bytes, up_bytes, steps,
+          m.gated ? (lines + 1) / 2 : lines};
 }
 
 template <int kPanels, int kBlocks>
@@ -129,7 +147,14 @@ inline void store(const Matmul& m, const float* sums, int64_t output, int64_t bl
     if constexpr (kPanels == 1) {
       store_sums(m, tile(0, b), output, block + b);
     } else {
-      for (int p = 0; p < kPanels; p += 2) store_sums(m, tile(p, b), tile(p + 1, b), output + p * kPanel, block + b);
+      for (int p = 0; p < kPanels; p += 2) {
+        const int64_t first = output + outputs_of(m, p);
+        if (m.gated) {
+          store_gated(m, tile(p, b), tile(p + 1, b), first, block + b);
+        } else {
+          store_sums(m, tile(p, b), tile(p + 1, b), first, block + b);
+        }
+      }
     }
   }
 }
@@ -142,10 +167,8 @@ struct Span {
 struct Outputs {
   int64_t first, last, next;
 
-  // Whose rows will be wanted after those of the panels from `output` on.
-  int64_t after(int64_t output, int64_t panels) const {
-    return output + panels * kPanel < last ? output + panels * kPanel : next;
-  }
+  // Whose rows will be wanted after those of `count` outputs.
+  int64_t after(int64_t output, int64_t count) const { return output + count < last ? output + count : next; }
 };
 
 // Few tokens: w streams past once, its tiles taken from where they lie. Returns the first output that is left.
@@ -153,10 +176,12 @@ template <int kPanels>
 int64_t stream(const Matmul& m, const char* packed, Outputs outputs, Span blocks) {
   const int64_t row_bytes = m.inputs * 2, steps = m.inputs / kInputsPerStep, block_bytes = steps * kTileBytes;
   alignas(64) float sums[4 * 256];
+  const int64_t count = outputs_of(m, kPanels), panel_bytes = m.gated ? m.outputs * row_bytes : kPanel * row_bytes;
   int64_t o = outputs.first;
-  for (; o + kPanels * kPanel <= outputs.last; o += kPanels * kPanel) {
-    const Rows rows{reinterpret_cast<const char*>(m.w) + o * row_bytes, row_bytes, 64, kPanel * row_bytes};
-    Ahead ahead = ahead_to(m, outputs.after(o, kPanels), 0, steps, kPanels * kPanel);
+  for (; o + count <= outputs.last; o += count) {
+    const Rows rows{reinterpret_cast<const char*>(m.w) + o * row_bytes, row_bytes, 64, panel_bytes,
+                    outputs_of(m, 2) * row_bytes};
+    Ahead ahead = ahead_to(m, outputs.after(o, count), 0, steps, kPanels * kPanel);
     for (int64_t b = blocks.first; b < blocks.last; ahead.lines_per_step = 0) {
       const char* tokens = packed + b * block_bytes;
       if constexpr (kPanels <= 2) {
@@ -175,10 +200,11 @@ int64_t stream(const Matmul& m, const char* packed, Outputs outputs, Span blocks
   return o;
 }
 
-// Copies one panel's rows of w over some steps, a tile after the other, with zeros beyond the ends of w.
-void copy_panel(const Matmul& m, int64_t output, int64_t first_step, int64_t steps, char* to) {
+// Copies one panel's rows of w, those of outputs or, gated, of their other half, over some steps, a tile after the other,
+// with zeros beyond the ends of w.
+void copy_panel(const Matmul& m, int64_t output, bool up, int64_t first_step, int64_t steps, char* to) {
   for (int64_t row = 0; row < kPanel; ++row) {
-    const uint16_t* from = m.w + (output + row) * m.inputs;
+    const uint16_t* from = m.w + ((up ? m.outputs : 0) + output + row) * m.inputs;
     for (int64_t s = 0; s < steps; ++s) {
       const int64_t first = (first_step + s) * kInputsPerStep, left = m.inputs - first;
       __mmask32 mask = left >= 32 ? 0xffffffff : (1u << left) - 1;
@@ -195,14 +221,14 @@ void reuse(const Matmul& m, const char* packed, int64_t output, Outputs outputs,
   alignas(64) float sums[kPanels * kBlocksPerCall * 256];
   const int64_t all_steps = num_steps(m.inputs), block_bytes = all_steps * kTileBytes;
   const int64_t slices = (all_steps + kStepsPerSlice - 1) / kStepsPerSlice, per_slice = (all_steps + slices - 1) / slices;
-  const Rows rows{copy, 64, kTileBytes, kStepsPerSlice * kTileBytes};
+  const Rows rows{copy, 64, kTileBytes, kStepsPerSlice * kTileBytes, 2 * kStepsPerSlice * kTileBytes};
   const int64_t pairs = (blocks.last - blocks.first + 1) / 2, lines = (kPanels * kPanel + pairs - 1) / pairs;
   for (int64_t step = 0; step < all_steps; step += per_slice) {
     const int64_t steps = step + per_slice < all_steps ? per_slice : all_steps - step;
     const bool add = step > 0, done = step + steps == all_steps;
     for (int p = 0; p < kPanels; ++p)
-      copy_panel(m, output + p * kPanel, step, steps, copy + p * rows.panel_bytes);
-    Ahead ahead = done ? ahead_to(m, outputs.after(output, kPanels), 0, per_slice, lines)
+      copy_panel(m, m.gated ? output : output + p * kPanel, m.gated && p == 1, step, steps, copy + p * rows.panel_bytes);
+    Ahead ahead = done ? ahead_to(m, outputs.after(output, outputs_of(m, kPanels)), 0, per_slice, lines)
                        : ahead_to(m, output, step + steps, per_slice, lines);
     for (int64_t b = blocks.first; b < blocks.last;) {
       const char* tokens = packed + b * block_bytes + step * kTileBytes;
@@ -246,11 +272,15 @@ void matmul_amx(const Matmul& m, const void* packed, int64_t first_output, int64
   if (blocks.last - blocks.first < kBlocksWorthCopying && m.inputs % kInputsPerStep == 0) {
     if (blocks.last - blocks.first == 1) outputs.first = stream<4>(m, tokens, outputs, blocks);
     outputs.first = stream<2>(m, tokens, outputs, blocks);
-    outputs.first = stream<1>(m, tokens, outputs, blocks);
+    if (!m.gated) outputs.first = stream<1>(m, tokens, outputs, blocks);
   }
-  int64_t o = outputs.first;
-  for (; o + kPanel < last_output; o += 2 * kPanel) reuse<2>(m, tokens, o, outputs, blocks);
-  if (o < last_output) reuse<1>(m, tokens, o, outputs, blocks);
+  for (int64_t o = outputs.first; o < last_output; o += outputs_of(m, 2)) {
+    if (m.gated || o + kPanel < last_output) {
+      reuse<2>(m, tokens, o, outputs, blocks);
+    } else {
+      reuse<1>(m, tokens, o, outputs, blocks);
+    }
+  }
 }
 
 }  // namespace pallas_kernels

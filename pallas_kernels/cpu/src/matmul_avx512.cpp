@@ -2,6 +2,7 @@
 #include <immintrin.h>
 
 #include "matmul.h"
+#include "swiglu.h"
 
 namespace pallas_kernels {
 namespace {
@@ -20,13 +21,14 @@ inline void store(const Matmul& m, int64_t t, int64_t o, float value) {
   }
 }
 
+// Sums of kTokens tokens with kOutputs rows of w.
 template <int kTokens, int kOutputs>
-void block(const Matmul& m, int64_t t, int64_t o) {
+void dots(const Matmul& m, int64_t t, int64_t row, float (&sums)[kTokens][kOutputs]) {
   __m512 sum[kTokens][kOutputs];
   for (auto& row : sum)
     for (auto& s : row) s = _mm512_setzero_ps();
   const uint16_t* x = m.x + t * m.inputs;
-  const uint16_t* w = m.w + o * m.inputs;
+  const uint16_t* w = m.w + row * m.inputs;
   const auto step = [&](int64_t i, auto... mask) {
     __m512bh a[kOutputs];
     for (int c = 0; c < kOutputs; ++c) a[c] = load(w + c * m.inputs + i, mask...);
@@ -39,7 +41,22 @@ void block(const Matmul& m, int64_t t, int64_t o) {
   for (; i + 32 <= m.inputs; i += 32) step(i);
   if (i < m.inputs) step(i, static_cast<__mmask32>((1u << (m.inputs - i)) - 1));
   for (int r = 0; r < kTokens; ++r)
-    for (int c = 0; c < kOutputs; ++c) store(m, t + r, o + c, _mm512_reduce_add_ps(sum[r][c]));
+    for (int c = 0; c < kOutputs; ++c) sums[r][c] = _mm512_reduce_add_ps(sum[r][c]);
+}
+
+template <int kTokens, int kOutputs>
+void block(const Matmul& m, int64_t t, int64_t o) {
+  float sums[kTokens][kOutputs];
+  dots(m, t, o, sums);
+  if (m.gated) {
+    float ups[kTokens][kOutputs];
+    dots(m, t, m.outputs + o, ups);
+    for (int r = 0; r < kTokens; ++r)
+      for (int c = 0; c < kOutputs; ++c)
+        sums[r][c] = _mm512_cvtss_f32(swiglu(_mm512_set1_ps(sums[r][c]), _mm512_set1_ps(ups[r][c])));
+  }
+  for (int r = 0; r < kTokens; ++r)
+    for (int c = 0; c < kOutputs; ++c) store(m, t + r, o + c, sums[r][c]);
 }
 
 template <int kOutputs>

@@ -1,0 +1,30 @@
+"""The contract of SwiGLU's gated product."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from pallas_kernels import registry
+
+_DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
+
+
+def swiglu(
+    x: Float[Array, "T I"],
+    weight: Float[Array, "2F I"],
+    implementation: str | None = None,
+) -> Float[Array, "T F"]:
+    """``silu(x @ gate.T) * (x @ up.T)`` (Shazeer 2020), gate and up being the halves of ``weight``, in the dtype of ``x``.
+
+    Both products are summed in float32 and rounded to the dtype, as `matmul` does; silu and the product with it are in
+    float32, rounded once. A row's bits do not depend on the other rows, their number or the number of threads.
+    """
+    if x.ndim != 2:
+        raise ValueError(f"x must be [T, I], got shape {x.shape}")
+    if weight.ndim != 2 or weight.shape[1] != x.shape[1] or weight.shape[0] % 2:
+        raise ValueError(f"weight must be [2 * F, I] with I = {x.shape[1]}, got shape {weight.shape}")
+    if x.dtype not in _DTYPES or weight.dtype != x.dtype:
+        raise ValueError(f"x and weight must both be float32, bfloat16 or float16, got {x.dtype} and {weight.dtype}")
+    operands = {"x": x, "weight": weight}
+    return registry.choose("swiglu", implementation, operands=operands).run(**operands)

@@ -1,0 +1,143 @@
+"""SwiGLU's gated product: what the contract says, whatever is beside a row.
+
+Tolerance: the products are rounded to the dtype before the gate, so a sum that falls on the other side of a rounding
+moves gate or up by one unit of the dtype's precision, and with it the result by about as much; one more unit comes from
+the last rounding. So 4 units of the result, and the error of the products themselves, which test_matmul.py bounds.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels import cpu, implementations, swiglu
+
+SHAPES = [(576, 1536), (64, 16), (33, 7), (1, 1), (100, 130), (1536, 40)]
+NATIVE = [name for name in cpu.INSTRUCTION_SETS[1:] if name in cpu.instruction_sets()]
+needs_native = pytest.mark.skipif(not NATIVE, reason=f"no native kernels: {cpu.unavailable()}")
+
+gated = jax.jit(swiglu, static_argnums=2)
+
+
+@pytest.fixture(params=NATIVE)
+def instruction_set(request):
+    before = cpu.instruction_set()
+    cpu.use_instruction_set(request.param)
+    yield request.param
+    cpu.use_instruction_set(before)
+
+
+def operands(inputs, outputs, rows=300, dtype="bfloat16"):
+    generator = np.random.default_rng(inputs * 7919 + outputs)
+    x, weight = generator.normal(size=(rows, inputs)), generator.normal(size=(2 * outputs, inputs)) * inputs**-0.5
+    return jnp.asarray(x, dtype), jnp.asarray(weight, dtype)
+
+
+def assert_near_the_oracle(x, weight, implementation):
+    exact = np.asarray(swiglu(x, weight, "oracle"), np.float64)
+    error = np.abs(np.asarray(gated(x, weight, implementation), np.float64) - exact)
+    wide = np.asarray(x, np.float64), np.asarray(weight, np.float64)
+    gate, up = np.split(np.abs(wide[0] @ wide[1].T), 2, axis=-1)
+    of_gate, of_up = np.split(16 * 2.0**-24 * (np.abs(wide[0]) @ np.abs(wide[1]).T), 2, axis=-1)
+    allowed = 4 * float(jnp.finfo(x.dtype).eps) * np.abs(exact) + of_gate * (up + 1) + of_up * (gate + 1)
+    assert (error <= allowed).all()
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_xla_is_near_the_oracle(inputs, outputs, dtype):
+    assert_near_the_oracle(*operands(inputs, outputs, rows=20, dtype=dtype), "xla")
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+def test_native_is_near_the_oracle(inputs, outputs, instruction_set):
+    assert_near_the_oracle(*operands(inputs, outputs), "cpu")
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [
+    shape if shape in SHAPES[:3] else pytest.param(*shape, marks=pytest.mark.sweep) for shape in SHAPES])
+def test_a_rows_bits_do_not_depend_on_its_place_or_on_the_number_of_rows(inputs, outputs, instruction_set):
+    x, weight = operands(inputs, outputs)
+    whole = np.asarray(gated(x, weight, "cpu"))
+    for rows in (1, 2, 15, 16, 17, 31, 33, 64, 127, 128, 129, 255):
+        for first in (0, 3):
+            np.testing.assert_array_equal(gated(x[first : first + rows], weight, "cpu"), whole[first : first + rows])
+
+
+def test_gates_far_from_zero_shut_and_open(instruction_set):
+    x = jnp.asarray([[1.0], [-1.0]], jnp.bfloat16)
+    weight = jnp.asarray([[300.0], [2.0], [0.0], [3.0], [5.0], [7.0]], jnp.bfloat16)
+    got = np.asarray(gated(x, weight, "cpu"), np.float64)
+    np.testing.assert_allclose(got[0], [900.0, 10 / (1 + np.exp(-2)), 0.0], rtol=2**-8)
+    assert got[1, 0] == 0.0
+    np.testing.assert_allclose(got[1, 1], 10 / (1 + np.exp(2)), rtol=2**-8)
+
+
+def test_values_that_are_no_numbers_stay_in_their_row_and_output(instruction_set):
+    x, weight = operands(100, 40, rows=20)
+    clean = np.asarray(gated(x, weight, "cpu"))
+    spoilt = np.asarray(gated(x.at[3, 99].set(jnp.nan), weight.at[57, 98].set(jnp.nan), "cpu"))
+    assert np.isnan(spoilt[3].astype(np.float32)).all()
+    assert np.isnan(spoilt[:, 17].astype(np.float32)).all()
+    others = np.delete(np.arange(40), 17)
+    np.testing.assert_array_equal(np.delete(spoilt, 3, 0)[:, others], np.delete(clean, 3, 0)[:, others])
+
+
+@needs_native
+@pytest.mark.parametrize(("rows", "outputs"), [(0, 5), (5, 0)])
+def test_nothing_in_nothing_out(rows, outputs):
+    assert gated(jnp.zeros((rows, 64), jnp.bfloat16), jnp.zeros((2 * outputs, 64), jnp.bfloat16), "cpu"
+                 ).shape == (rows, outputs)
+
+
+GATED_IN_A_PROCESS = """
+import hashlib, os, sys
+os.sched_setaffinity(0, [int(core) for core in sys.argv[1:]])
+import jax.numpy as jnp, numpy as np
+from pallas_kernels import swiglu
+generator = np.random.default_rng(0)
+weight = jnp.asarray(generator.normal(size=(700, 576)), jnp.bfloat16)
+parts = [np.asarray(swiglu(jnp.asarray(generator.normal(size=(rows, 576)), jnp.bfloat16), weight, "cpu"))
+         for rows in (1, 9, 40, 300)]
+print(hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest())
+"""
+
+
+@needs_native
+def test_the_bits_do_not_depend_on_the_number_of_threads():
+    cores = sorted(os.sched_getaffinity(0))
+    hashes = [subprocess.run([sys.executable, "-c", GATED_IN_A_PROCESS, *map(str, some)], capture_output=True, text=True,
+                             check=True).stdout for some in (cores, cores[:1])]
+    assert hashes[0] == hashes[1]
+
+
+@pytest.mark.parametrize(("x", "weight", "message"), [
+    (jnp.zeros(3), jnp.zeros((2, 3)), r"x must be \[T, I\], got shape \(3,\)"),
+    (jnp.zeros((4, 3)), jnp.zeros((3, 3)), r"weight must be \[2 \* F, I\] with I = 3, got shape \(3, 3\)"),
+    (jnp.zeros((4, 3)), jnp.zeros((2, 3), jnp.bfloat16), "must both be .* got float32 and bfloat16"),
+])
+def test_a_wrong_argument_is_named(x, weight, message):
+    with pytest.raises(ValueError, match=message):
+        swiglu(x, weight)
+
+
+@needs_native
+@pytest.mark.parametrize(("weight", "y", "dtype", "message"), [
+    ((4, 32), (8, 4), jnp.bfloat16, "shapes must be"),
+    ((4, 32), (8, 2), jnp.float32, "y must be bfloat16"),
+])
+def test_the_library_checks_shapes_itself(weight, y, dtype, message):
+    call = jax.ffi.ffi_call("pallas_kernels_swiglu_v1", (jax.ShapeDtypeStruct(y, dtype),
+                                                         jax.ShapeDtypeStruct((1024,), jnp.uint8)))
+    with pytest.raises(jax.errors.JaxRuntimeError, match=message):
+        jax.block_until_ready(call(jnp.zeros((8, 32), jnp.bfloat16), jnp.zeros(weight, jnp.bfloat16)))
+
+
+def test_implementations_are_those_that_run_here():
+    assert ("cpu" in implementations("swiglu")) == (cpu.unavailable() is None)
