@@ -15,7 +15,7 @@ def swiglu(
     weight: Float[Array, "2F I"],
     implementation: str | None = None,
 ) -> Float[Array, "T F"]:
-    """``silu(x @ gate.T) * (x @ up.T)`` (Shazeer 2020), gate and up being the halves of ``weight``, in the dtype of ``x``.
+    """``silu(x @ gate.T) * (x @ up.T)`` (Shazeer 2020), where gate and up are the halves of ``weight``, in x's dtype.
 
     Both products are summed in float32 and rounded to the dtype, as `matmul` does; silu and the product with it are in
     float32, rounded once. A row's bits do not depend on the other rows, their number or the number of threads.

@@ -112,8 +112,8 @@ print(hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest())
 @needs_native
 def test_the_bits_do_not_depend_on_the_number_of_threads():
     cores = sorted(os.sched_getaffinity(0))
-    hashes = [subprocess.run([sys.executable, "-c", GATED_IN_A_PROCESS, *map(str, some)], capture_output=True, text=True,
-                             check=True).stdout for some in (cores, cores[:1])]
+    hashes = [subprocess.run([sys.executable, "-c", GATED_IN_A_PROCESS, *map(str, some)], capture_output=True,
+                             text=True, check=True).stdout for some in (cores, cores[:1])]
     assert hashes[0] == hashes[1]
 
 
