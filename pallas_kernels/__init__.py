@@ -24,6 +24,7 @@ from pallas_kernels.paged_attention import (
     positions_and_rows,
 )
 from pallas_kernels.registry import explain, implementations, operations
+from pallas_kernels.rope_kv_write import rope_kv_write
 from pallas_kernels.swiglu import swiglu
 
 _register_all()
@@ -39,5 +40,6 @@ __all__ = [
     "paged_attention",
     "paged_attention_metadata",
     "positions_and_rows",
+    "rope_kv_write",
     "swiglu",
 ]

@@ -99,6 +99,28 @@ def register_all() -> None:
         _loader("pallas_kernels.kv_write.oracle", "kv_write_oracle"),
         summary="a loop on the host, for tests",
     )
+    register(
+        "rope_kv_write",
+        "cpu",
+        _loader("pallas_kernels.rope_kv_write.cpu", "rope_kv_write_cpu"),
+        summary="native, bfloat16, in place",
+        default_on=("cpu",),
+        unavailable=cpu.unavailable,
+        unsupported=_lazy("pallas_kernels.rope_kv_write.cpu", "unsupported"),
+    )
+    register(
+        "rope_kv_write",
+        "xla",
+        _loader("pallas_kernels.rope_kv_write.xla", "rope_kv_write_xla"),
+        summary="elementwise XLA and kv_write, any backend",
+        default_on=PLATFORMS,
+    )
+    register(
+        "rope_kv_write",
+        "oracle",
+        _loader("pallas_kernels.rope_kv_write.oracle", "rope_kv_write_oracle"),
+        summary="float64 on the host, for tests",
+    )
     _register_sampling()
 
 

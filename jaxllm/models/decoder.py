@@ -11,9 +11,9 @@ from flax import nnx
 from jaxtyping import Array, DTypeLike, Float, Int
 
 from jaxllm.models.config import DecoderConfig
-from jaxllm.models.layers import Embedding, Linear, RMSNorm, apply_rope
+from jaxllm.models.layers import Embedding, Linear, RMSNorm
 from jaxllm.models.linear import gated_linear
-from pallas_kernels import kv_write, paged_attention
+from pallas_kernels import paged_attention, rope_kv_write
 
 LayerCache = dict[str, Array]
 """One layer's share of the pool: ``k`` and ``v``, each ``[P, K, S, H]``."""
@@ -50,10 +50,7 @@ class Attention(nnx.Module):
                  ) -> tuple[Float[Array, "T D"], LayerCache]:
         heads, kv_heads, size = self.split
         qkv = self.qkv(x).reshape(x.shape[0], heads + 2 * kv_heads, size)
-        q = apply_rope(qkv[:, :heads], step.cos, step.sin)
-        k = apply_rope(qkv[:, heads:heads + kv_heads], step.cos, step.sin)
-        v = qkv[:, heads + kv_heads:]
-        k_pool, v_pool = kv_write(cache["k"], cache["v"], k, v, step.slots)
+        k_pool, v_pool, q = rope_kv_write(cache["k"], cache["v"], qkv, step.cos, step.sin, step.slots)
         attended = paged_attention(q, k_pool, v_pool, step.attention, scale=size**-0.5, window=self.window)
         return self.out(attended.reshape(x.shape[0], heads * size)), {"k": k_pool, "v": v_pool}
 

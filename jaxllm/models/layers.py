@@ -63,12 +63,3 @@ def rope_tables(positions: Int[Array, " T"], inverse_frequencies: Float[Array, "
     """Cosines and sines of each position's angles, float32."""
     angles = positions.astype(jnp.float32)[:, None] * inverse_frequencies
     return jnp.cos(angles), jnp.sin(angles)
-
-
-@jax.named_scope("rope")
-def apply_rope(x: Float[Array, "T N H"], cos: Float[Array, "T half"], sin: Float[Array, "T half"]
-               ) -> Float[Array, "T N H"]:
-    """Rotate the two halves of each head by its position's angles, in float32."""
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    cos, sin = cos[:, None, :], sin[:, None, :]
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)

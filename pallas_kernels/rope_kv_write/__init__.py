@@ -1,0 +1,5 @@
+"""Rotary embedding and KV write in one."""
+
+from pallas_kernels.rope_kv_write.api import rope_kv_write
+
+__all__ = ["rope_kv_write"]
