@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +71,8 @@ def chosen_engines(text: str | None, specs: Mapping[str, EngineSpec]) -> list[st
 
 
 def run(workloads: Iterable[str], engines: Sequence[str], specs: Mapping[str, EngineSpec], repeat: int, logs: Path,
-        timeout: float) -> Results:
-    """Measure everything that can be."""
+        timeout: float, keep: Callable[[Results], None]) -> Results:
+    """Measure everything that can be. keep: called with what is there after each workload."""
     results = Results()
     there = [name for name in engines if specs[name].missing is None]
     with Session(specs, logs, timeout, results) as session:
@@ -83,6 +83,7 @@ def run(workloads: Iterable[str], engines: Sequence[str], specs: Mapping[str, En
             else:
                 compare_workload(session, results, name, [each for each in PLANS[name].engines if each in there], specs,
                                  repeat)
+            keep(results)
     return results
 
 
@@ -112,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", default="bfloat16", help="jaxllm's (default: %(default)s)")
     parser.add_argument("--timeout", type=float, default=900, help="seconds that a run may take (default: %(default)s)")
     parser.add_argument("--logs", type=Path, help="folder for what the engines print (default: a temporary one)")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--json", type=Path, help="write the figures to this file, anew after each workload")
     chosen = parser.parse_args(arguments)
     repeat = 1 if chosen.quick else chosen.repeat
     if repeat < 1:
@@ -133,18 +134,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # So that engines are ended by whatever ends this process.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     machine = describe_machine()
-    results = run(workloads, engines, specs, repeat, logs, chosen.timeout)
-    verdicts = [judge(row, results, specs) for row in ROWS if row.ours[1] in workloads]
+
+    def verdicts_of(results: Results) -> list[Any]:
+        return [judge(row, results, specs) for row in ROWS if row.ours[1] in workloads]
+
+    def keep(results: Results) -> None:
+        write_json(chosen.json, {
+            "machine": machine, "repeat": repeat, "model": chosen.model, "dtype": chosen.dtype,
+            "engines": {name: {"about": specs[name].about, "missing": specs[name].missing} for name in engines},
+            **as_json(results), "rows": [verdict.record() for verdict in verdicts_of(results)]})
+
+    results = run(workloads, engines, specs, repeat, logs, chosen.timeout, keep)
+    verdicts = verdicts_of(results)
     print(machine_line(machine) + f"\nmedians of {repeat} runs; logs in {logs}\n")
     names = {key[1] for key in results.runs}
     print("\n\n".join(start_table(results) if name == START else workload_table(name, results, specs)
                       for name in workloads if name in names))
     print("\n" + format_table(HEADER, [verdict.cells() for verdict in verdicts]))
     print("\n" + "\n".join(_remarks(engines, specs, results, verdicts)))
-    write_json(chosen.json, {
-        "machine": machine, "repeat": repeat, "model": chosen.model, "dtype": chosen.dtype,
-        "engines": {name: {"about": specs[name].about, "missing": specs[name].missing} for name in engines},
-        **as_json(results), "rows": [verdict.record() for verdict in verdicts]})
     return int(bool(results.problems))
 
 
