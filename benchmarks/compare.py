@@ -71,7 +71,7 @@ def chosen_engines(text: str | None, specs: Mapping[str, EngineSpec]) -> list[st
 
 
 def run(workloads: Iterable[str], engines: Sequence[str], specs: Mapping[str, EngineSpec], repeat: int, logs: Path,
-        timeout: float, keep: Callable[[Results], None]) -> Results:
+        timeout: float, keep: Callable[[Results], None] = lambda results: None) -> Results:
     """Measure everything that can be. keep: called with what is there after each workload."""
     results = Results()
     there = [name for name in engines if specs[name].missing is None]

@@ -40,9 +40,9 @@ def specs_of(*fakes):
 @pytest.fixture
 def measured(tmp_path):
     """Run workloads on fakes: ``measured(["W1"], fake(...), repeat=2)`` gives results and engines."""
-    def run(workloads, *fakes, repeat=2, timeout=30):
+    def run(workloads, *fakes, repeat=2, timeout=30, **options):
         specs = specs_of(*fakes)
-        return compare.run(workloads, list(specs), specs, repeat, tmp_path, timeout), specs
+        return compare.run(workloads, list(specs), specs, repeat, tmp_path, timeout, **options), specs
     return run
 
 
@@ -56,6 +56,12 @@ def wait_until_stopped(process):
 
 def row(name, peer=None):
     return next(each for each in ROWS if each.name == name and (peer is None or each.theirs[0][0] == peer))
+
+
+def test_what_is_measured_is_kept_after_each_workload(measured):
+    kept = []
+    measured(["W1", "W4"], fake(OURS, 0.01), keep=lambda results: kept.append({key[1] for key in results.runs}))
+    assert kept == [{"W1"}, {"W1", "W4"}]
 
 
 def test_speeds_are_those_that_the_engines_report(measured):
