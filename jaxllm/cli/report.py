@@ -177,8 +177,7 @@ def kernels_of(model: Model) -> dict[str, str]:
     logits = array((8, config.vocab_size), jnp.float32)
     operands: dict[str, dict[str, Any]] = {
         "matmul": {"x": weight, "weight": weight, "out_dtype": model.dtype}, "swiglu": {"x": weight, "weight": weight},
-        "paged_attention": {"q": query},
-        "rope_kv_write": dict.fromkeys(("k_pool", "v_pool", "qkv", "cos", "sin", "slots"), query)}
+        "paged_attention": {"q": query}, "rope_kv_write": {"k_pool": query}}
     return {operation: registry.choose(operation, operands=operands.get(operation, {"logits": logits})
                                        ).implementation.name for operation in registry.operations()}
 

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, DTypeLike, Float
 
 from pallas_kernels import matmul, swiglu
+from pallas_kernels.swiglu.xla import silu_times
 
 LinearFunction = Callable[[Float[Array, "T I"], Any, Any], Float[Array, "T O"]]
 
@@ -43,5 +43,4 @@ def gated_linear(x: Float[Array, "T I"], weight: Any, bias: Float[Array, " 2F"] 
     if isinstance(weight, jax.Array) and bias is None:
         return swiglu(x, weight)
     product = linear(x, weight)
-    gate, up = jnp.split(product if bias is None else product + bias, 2, axis=-1)
-    return (jax.nn.silu(gate.astype(jnp.float32)) * up.astype(jnp.float32)).astype(x.dtype)
+    return silu_times(product if bias is None else product + bias)
