@@ -5,8 +5,8 @@ one of them got a token and nothing else was computed. Host time is the processo
 dispatches the steps and records their results; the model itself runs on others. Steps overlap, so that a step's time is
 that between results.
 
-The second table decodes a few tokens after contexts of growing length, each of which begins with the one before, so
-that the prefix cache has most of it; and reports the step that computed the last full chunk of prompt tokens.
+The second table computes the last chunk of prompt tokens of contexts of growing length, up to its first token, and then
+decodes a few more. What comes before the chunk is in the prefix cache.
 
 Speculation is off, so that each step has one token of each request.
 """
@@ -62,8 +62,8 @@ class Load:
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-    """Steps at a length of context. chunk_ms: of one with ``chunk`` prompt tokens that ends there, ``None`` if the
-    length has no such step."""
+    """Steps at a length of context. chunk_ms: from a request to its token, if all but its last ``chunk`` prompt tokens
+    are cached, ``None`` if the length has no more."""
 
     tokens: int
     decode_ms: float
@@ -107,19 +107,25 @@ def measure_load(llm: LLM, requests: Sequence[Work], repeat: int) -> Load:
 
 
 def measure_contexts(llm: LLM, lengths: Sequence[int], repeat: int) -> list[Context]:
-    """Each length's median step times, over all decoding steps of ``repeat`` passes after an untimed one."""
+    """Each length's median times, over all decoding steps of ``repeat`` passes after an untimed one."""
     vocab = llm.engine.config.vocab_size
-    chunk = llm.engine.config.max_num_batched_tokens
+    chunk, block = llm.engine.config.max_num_batched_tokens, llm.engine.config.block_size
     tokens = np.random.default_rng(0).integers(0, vocab, max(lengths)).tolist()
     decodes: dict[int, list[float]] = {length: [] for length in lengths}
     chunks: dict[int, list[float]] = {length: [] for length in lengths}
     for number in range(repeat + 1):
         llm.reset_prefix_cache()
         for length in lengths:
+            prompt = tokens[: (length - DECODED) // block * block]
+            before = prompt[:-chunk]
+            if before:
+                run_steps(llm, [Work(before, 1)])
+            last = run_steps(llm, [Work(prompt, 1)])
             steps = run_steps(llm, [Work(tokens[: length - DECODED], DECODED)])
             if number:
                 decodes[length] += [step.seconds for step in steps if step.computed == step.generated == 1]
-                chunks[length] += [step.seconds for step in steps if step.computed == chunk][-1:]
+                if sum(step.computed for step in last) == chunk:
+                    chunks[length].append(sum(step.seconds for step in last))
     return [Context(length, _median_ms(decodes[length]) or 0.0, chunk, _median_ms(chunks[length]))
             for length in lengths]
 

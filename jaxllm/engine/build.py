@@ -39,7 +39,7 @@ from jaxllm.speculative.config import read_speculative_config
 from jaxllm.tokenization import Tokenizer
 
 CPU_DEFAULTS = {"max_num_seqs": 64, "max_num_batched_tokens": 512, "block_size": 32}
-CPU_LAYERS_PER_PROGRAM = 6
+CPU_LAYERS_PER_PROGRAM = 10
 ACCELERATOR_DEFAULTS = {"max_num_seqs": 256, "max_num_batched_tokens": 8192, "block_size": 64}
 
 

@@ -256,9 +256,11 @@ class Scheduler:
         for sequence in self._running.sequences:  # which lose their last one when it is preempted
             if step.budget == 0:
                 return
-            if sequence.must_wait or has_row(sequence):
+            if (sequence.num_pending and sequence.must_wait) or has_row(sequence):
                 continue
-            end = min(sequence.num_tokens + sequence.num_pending, sequence.num_computed + step.budget)
+            end = sequence.num_tokens + sequence.num_pending
+            if end - sequence.num_computed > step.budget:
+                end = sequence.num_computed + step.budget
             if end > sequence.num_writable and not self._make_room(sequence, end, step):
                 return
             step.give(sequence, end - sequence.num_computed)

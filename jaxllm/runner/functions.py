@@ -65,8 +65,8 @@ class StepFunctions:
         return functions[key.program]
 
     def begin(self, outer: Params, table: BlockTable, newest: Int[Array, " R"], batch: StepBatch
-              ) -> tuple[Float[Array, "T D"], StepContext]:
-        """The residual stream's beginning, and what the layers share."""
+              ) -> tuple[Float[Array, "T D"], StepContext, Int[Array, " B"]]:
+        """The residual stream's beginning, what the layers share, and the rows to sample from."""
         size = self.config.block_size
         tokens = batch.num_tokens
         where = positions_and_rows(batch.query_start, batch.lengths, tokens)
@@ -74,7 +74,8 @@ class StepFunctions:
         attention = paged_attention_metadata(table.blocks[0], batch.query_start, batch.lengths, tokens, size)
         # A slot that has no token (``NO_TOKEN``) fails when the host learns of it; until then any will do.
         token_ids = jnp.where(batch.fed < 0, batch.token_ids, jnp.maximum(newest[batch.fed], 0))
-        return self.model.embed(outer, token_ids), self.model.step_context(where.positions, slots, attention)
+        step = self.model.step_context(where.positions, slots, attention)
+        return self.model.embed(outer, token_ids), step, batch.sample_rows
 
     def layers(self, kind: int, params: Sequence[Leaves], x: Float[Array, "T D"], step: StepContext, cache: KVPool
                ) -> tuple[Float[Array, "T D"], KVPool]:

@@ -119,13 +119,13 @@ class Programs:
         newest token.
         """
         tokens = batch.num_tokens
-        x, step = self._run(Key("begin", tokens), outer, table, newest, batch)
+        x, step, sample_rows = self._run(Key("begin", tokens), outer, table, newest, batch)
         written: KVPool = []
         for chunk in self.chunks:
             x, part = self._run(
                 Key("layers", tokens, chunk.kind), layers[chunk.layers], x, step, cache[chunk.layers])
             written += part
-        rows, hidden = self._run(Key("end", tokens), outer, x, batch.sample_rows)
+        rows, hidden = self._run(Key("end", tokens), outer, x, sample_rows)
         return written, rows, hidden
 
     def sample(self, variant: Variant, head: Params, state: SamplingState | None, newest: Array, hidden: Array,

@@ -50,9 +50,9 @@ class Signatures:
         if key.program == "begin":
             return outer, table, _ints(rows), batch
         if key.program in ("layers", "end"):
-            x, step = jax.eval_shape(self.functions.begin, outer, table, _ints(rows), batch)
+            x, step, sample_rows = jax.eval_shape(self.functions.begin, outer, table, _ints(rows), batch)
             if key.program == "end":
-                return outer, x, _ints(sampled)
+                return outer, x, sample_rows
             chunk = next(chunk.layers for chunk in self.functions.chunks if chunk.kind == key.kind)
             layers = [jax.tree.leaves(params["layers"][layer]) for layer in range(chunk.start, chunk.stop)]
             return layers, x, step, cache[chunk]

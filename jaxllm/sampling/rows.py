@@ -1,10 +1,11 @@
-"""Per-row sampling parameters: two packed arrays on the device, a persistent table by slot on the host."""
+"""Per-row sampling parameters: a packed array on the device, a persistent table by slot on the host."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from enum import IntEnum
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,7 @@ _HUGE = 2.0**126
 
 
 class _Real(IntEnum):
-    """Columns of ``SamplingRows.reals``."""
+    """Columns of ``SamplingRows.numbers`` that hold the bits of a float32."""
 
     TEMPERATURE = 0
     TOP_P = 1
@@ -33,18 +34,18 @@ class _Real(IntEnum):
 
 
 class _Integer(IntEnum):
-    """Columns of ``SamplingRows.integers``."""
+    """The columns after those."""
 
-    SLOT = 0
-    POSITION = 1
-    SEED_HIGH = 2
-    SEED_LOW = 3
-    SAMPLE_INDEX = 4
-    TOP_K = 5
-    STOP_FROM = 6
-    FLAGS = 7
-    NUM_PROMPT = 8
-    PROCESSORS = 9
+    SLOT = 6
+    POSITION = 7
+    SEED_HIGH = 8
+    SEED_LOW = 9
+    SAMPLE_INDEX = 10
+    TOP_K = 11
+    STOP_FROM = 12
+    FLAGS = 13
+    NUM_PROMPT = 14
+    PROCESSORS = 15
 
 
 class _Flag(IntEnum):
@@ -60,30 +61,29 @@ class _Flag(IntEnum):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SamplingRows:
-    """What each row of a sample step asks for, packed into two arrays so that dispatching them is cheap.
+    """What each row of a sample step asks for, packed into one array, as each argument of a program costs microseconds.
 
     Rows of padding are greedy, ask for nothing, and name the slot one past the last.
     """
 
-    reals: Float[Array, "B 6"]
-    integers: Int[Array, "B 10"]
+    numbers: Int[Array, "B 16"]
 
     @property
     def num_rows(self) -> int:
         """The bucket: rows of padding included."""
-        return self.reals.shape[0]
+        return self.numbers.shape[0]
 
     def _real(self, column: _Real) -> Float[Array, " B"]:
-        return self.reals[:, column]
+        return lax.bitcast_convert_type(self.numbers[:, column], jnp.float32)
 
     def _integer(self, column: _Integer) -> Int[Array, " B"]:
-        return self.integers[:, column]
+        return self.numbers[:, column]
 
     def _word(self, column: _Integer) -> UInt32[Array, " B"]:
-        return lax.bitcast_convert_type(self.integers[:, column], jnp.uint32)
+        return lax.bitcast_convert_type(self.numbers[:, column], jnp.uint32)
 
     def _flag(self, flag: _Flag) -> Bool[Array, " B"]:
-        return (self.integers[:, _Integer.FLAGS] & flag) != 0
+        return (self.numbers[:, _Integer.FLAGS] & flag) != 0
 
     @property
     def temperature(self) -> Float[Array, " B"]:
@@ -174,14 +174,14 @@ class RowTable:
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
-        self._reals = np.zeros((num_slots + 1, len(_Real)), np.float32)
-        self._integers = np.zeros((num_slots + 1, len(_Integer)), np.int32)
+        self._numbers = np.zeros((num_slots + 1, len(_Real) + len(_Integer)), np.int32)
+        self._reals = self._numbers.view(np.float32)
         self._variant = np.zeros(num_slots + 1, np.int8)
         self._demanding: set[int] = set()  # slots of requests that ask for more than GREEDY
         self._reals[:, [_Real.TEMPERATURE, _Real.TOP_P, _Real.REPETITION]] = 1.0
         self._reals[:, _Real.LOG_MIN_P] = -np.inf
-        self._integers[:, _Integer.SLOT] = np.arange(num_slots + 1)
-        self._integers[:, _Integer.FLAGS] = _Flag.GREEDY
+        self._numbers[:, _Integer.SLOT] = np.arange(num_slots + 1)
+        self._numbers[:, _Integer.FLAGS] = _Flag.GREEDY
 
     def set_slot(self, slot: int, params: SamplingParams, seed: int, sample_index: int, prompt_length: int, *,
                  processed: bool = False, processors: int = 0) -> None:
@@ -208,7 +208,7 @@ class RowTable:
         reals[_Real.REPETITION] = _clamp(params.repetition_penalty)
         reals[_Real.FREQUENCY] = params.frequency_penalty
         reals[_Real.PRESENCE] = params.presence_penalty
-        integers = self._integers[slot]
+        integers = self._numbers[slot]
         integers[_Integer.SEED_HIGH] = _signed(seed >> 32)
         integers[_Integer.SEED_LOW] = _signed(seed & 0xFFFFFFFF)
         integers[_Integer.SAMPLE_INDEX] = sample_index
@@ -230,7 +230,7 @@ class RowTable:
     def rows(self, slots: np.ndarray, positions: np.ndarray, bucket: int) -> SamplingRows:
         """The rows of a step, padded to ``bucket``: ``positions[i]`` is where slot ``slots[i]``'s new token goes.
 
-        The arrays are new at every call, so that the device may read them while the next step is built.
+        The array is new at every call, so that the device may read it while the next step is built.
         """
         used = len(slots)
         if used > bucket:
@@ -239,15 +239,15 @@ class RowTable:
         if used < bucket:
             index = np.full(bucket, self.num_slots)
             index[:used] = slots
-        reals, integers = self._reals[index], self._integers[index]
-        integers[:used, _Integer.POSITION] = positions
-        return SamplingRows(reals, integers)
+        numbers: Any = self._numbers[index]
+        numbers[:used, _Integer.POSITION] = positions
+        return SamplingRows(numbers)
 
     def variant(self, slots: np.ndarray, positions: np.ndarray) -> Variant:
         """The variant that these slots need at these positions."""
         if not self._demanding.intersection(slots.tolist()):
             return Variant.GREEDY
-        if (positions < self._integers[slots, _Integer.STOP_FROM]).any():
+        if (positions < self._numbers[slots, _Integer.STOP_FROM]).any():
             return Variant.FULL
         return Variant(int(self._variant[slots].max()))
 

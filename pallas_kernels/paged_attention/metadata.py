@@ -1,4 +1,4 @@
-"""Who attends to what in one step: block tables, row boundaries, lengths, and the tiles the work is cut into."""
+"""Who attends to what in one step: block tables, row boundaries, lengths."""
 
 from __future__ import annotations
 
@@ -10,29 +10,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int32
 
-from pallas_kernels.paged_attention.tiles import decode_tile, prefill_tile
-
 
 def _static() -> Any:
     return field(metadata={"static": True})
-
-
-@partial(jax.tree_util.register_dataclass)
-@dataclass(frozen=True)
-class Tiles:
-    """The step's work as tiles of fixed size: rows with one query, and runs of queries of one row with several.
-
-    Decode rows come sorted by falling length, so that the rows of a tile need about the same number of keys.
-    """
-
-    decode_rows: Int32[Array, " R_padded"]
-    decode_tokens: Int32[Array, " R_padded"]  # where the row's query lies in q
-    decode_lengths: Int32[Array, " R_padded"]  # 0 from num_decodes on
-    num_decodes: Int32[Array, ""]
-    decode_index: Int32[Array, " T"]  # token -> its place among the decode rows, or -1
-    prefill_rows: Int32[Array, " X"]
-    prefill_tokens: Int32[Array, " X"]  # first token of the tile
-    num_prefill_tiles: Int32[Array, ""]
 
 
 @partial(jax.tree_util.register_dataclass)
@@ -43,7 +23,6 @@ class PagedAttentionMetadata:
     tables: Int32[Array, "R M"]
     query_start: Int32[Array, " R_plus_1"]
     lengths: Int32[Array, " R"]
-    tiles: Tiles
     num_tokens_padded: int = _static()
     block_size: int = _static()
 
@@ -92,37 +71,7 @@ def paged_attention_metadata(
         raise ValueError(f"num_tokens_padded={num_tokens_padded} must be at least 1")
     if block_size < 1:
         raise ValueError(f"block_size={block_size} must be at least 1")
-    tiles = _cut_into_tiles(query_start, lengths, num_tokens_padded)
-    return PagedAttentionMetadata(tables, query_start, lengths, tiles, num_tokens_padded, block_size)
-
-
-def _cut_into_tiles(
-    query_start: Int32[Array, " R_plus_1"], lengths: Int32[Array, " R"], num_tokens_padded: int
-) -> Tiles:
-    num_rows = lengths.shape[0]
-    counts = query_start[1:] - query_start[:-1]
-
-    is_decode = counts == 1
-    num_decodes = jnp.sum(is_decode, dtype=jnp.int32)
-    order = jnp.argsort(jnp.where(is_decode, -lengths, 1)).astype(jnp.int32)
-    size = decode_tile(num_rows, num_tokens_padded)
-    padded = -(-num_rows // size) * size
-    order = jnp.pad(order, (0, padded - num_rows))
-    place = jnp.arange(padded, dtype=jnp.int32)
-    decode_lengths = jnp.where(place < num_decodes, lengths[order], 0)
-    decode_tokens = jnp.where(place < num_decodes, query_start[order], 0)
-    decode_index = jnp.full((num_tokens_padded,), -1, jnp.int32)
-    target = jnp.where(place < num_decodes, decode_tokens, num_tokens_padded)
-    decode_index = decode_index.at[target].set(place, mode="drop")
-
-    size = prefill_tile(num_tokens_padded)
-    capacity = min(num_rows, num_tokens_padded // 2) + num_tokens_padded // size
-    tiles_per_row = jnp.where(counts > 1, -(-counts // size), 0)
-    end = jnp.cumsum(tiles_per_row, dtype=jnp.int32)
-    tile = jnp.arange(capacity, dtype=jnp.int32)
-    row = jnp.minimum(jnp.sum(end[None, :] <= tile[:, None], axis=1, dtype=jnp.int32), num_rows - 1)
-    first = query_start[row] + (tile - (end - tiles_per_row)[row]) * size
-    return Tiles(order, decode_tokens, decode_lengths, num_decodes, decode_index, row, first, end[-1])
+    return PagedAttentionMetadata(tables, query_start, lengths, num_tokens_padded, block_size)
 
 
 def _check_rows(query_start: Array, lengths: Array) -> None:

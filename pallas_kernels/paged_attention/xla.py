@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int32
 from pallas_kernels.paged_attention.metadata import PagedAttentionMetadata
 from pallas_kernels.paged_attention.online_softmax import State, add_group, finish, start
 from pallas_kernels.paged_attention.paged_keys import PagedKeys
-from pallas_kernels.paged_attention.tiles import decode_tile, prefill_tile
+from pallas_kernels.paged_attention.tiles import Tiles, cut_into_tiles, decode_tile, prefill_tile
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,10 @@ def paged_attention_xla(
     """The contract of `paged_attention`, for any XLA backend; bitwise independent of the batch on the CPU."""
     softmax = _Softmax(scale, window, soft_cap, sinks)
     keys = PagedKeys(k_pool, v_pool, metadata.tables)
-    decode, decode_lse = _decode_rows(q, keys, metadata, softmax)
-    out, lse = _prefill_chunks(q, keys, metadata, softmax)
-    index = metadata.tiles.decode_index
+    tiles = cut_into_tiles(metadata.query_start, metadata.lengths, metadata.num_tokens_padded)
+    decode, decode_lse = _decode_rows(q, keys, metadata, tiles, softmax)
+    out, lse = _prefill_chunks(q, keys, metadata, tiles, softmax)
+    index = tiles.decode_index
     is_decode = index >= 0
     out = jnp.where(is_decode[:, None, None], decode[index], out)
     if not return_lse:
@@ -54,10 +55,9 @@ def paged_attention_xla(
 
 
 def _decode_rows(
-    q: Float[Array, "T N H"], keys: PagedKeys, metadata: PagedAttentionMetadata, softmax: _Softmax
+    q: Float[Array, "T N H"], keys: PagedKeys, metadata: PagedAttentionMetadata, tiles: Tiles, softmax: _Softmax
 ) -> tuple[Float[Array, "Rp N H"], Float[Array, "Rp N"]]:
     """Attend from the packed rows that have one query; what lies past the last of them is zero."""
-    tiles = metadata.tiles
     num_heads, head_dim = q.shape[1:]
     size = decode_tile(metadata.lengths.shape[0], q.shape[0])
     repeat = num_heads // keys.num_kv_heads
@@ -99,10 +99,9 @@ def _decode_rows(
 
 
 def _prefill_chunks(
-    q: Float[Array, "T N H"], keys: PagedKeys, metadata: PagedAttentionMetadata, softmax: _Softmax
+    q: Float[Array, "T N H"], keys: PagedKeys, metadata: PagedAttentionMetadata, tiles: Tiles, softmax: _Softmax
 ) -> tuple[Float[Array, "T N H"], Float[Array, "T N"]]:
     """Attend from the tokens of rows that have several queries; the others are zero."""
-    tiles = metadata.tiles
     num_tokens, num_heads, head_dim = q.shape
     results = jnp.zeros_like(q), jnp.full((num_tokens, num_heads), -jnp.inf, jnp.float32)
     size = prefill_tile(num_tokens)

@@ -11,6 +11,7 @@ import pytest
 
 from pallas_kernels.kv_write import kv_write
 from pallas_kernels.paged_attention import paged_attention, paged_attention_metadata
+from pallas_kernels.paged_attention.tiles import cut_into_tiles
 
 NUM_BLOCKS, NUM_ROWS, PER_ROW = 777, 4, 64
 
@@ -58,13 +59,9 @@ def test_temporary_memory_does_not_grow_with_the_longest_possible_context():
 
 def test_work_is_cut_by_real_tokens_not_by_rows_or_padding():
     counts = np.array([1, 0, 130, 1, 0, 2])
-    query_start = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-    lengths = np.array([5, 0, 200, 9, 0, 2], np.int32)
-    tiles = [
-        paged_attention_metadata(np.zeros((6, 20), np.int32), query_start, lengths, num_tokens, 16).tiles
-        for num_tokens in (256, 2048)
-    ]
-    for tile in tiles:
+    query_start = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(counts, dtype=jnp.int32)])
+    lengths = jnp.array([5, 0, 200, 9, 0, 2], jnp.int32)
+    for tile in [cut_into_tiles(query_start, lengths, num_tokens) for num_tokens in (256, 2048)]:
         assert int(tile.num_decodes) == 2
         assert tile.decode_lengths[:3].tolist() == [9, 5, 0]  # longest first
         assert int(tile.num_prefill_tiles) == 4  # 130 = 64 + 64 + 2, and one for the row of 2

@@ -97,7 +97,7 @@ def test_the_history_grows_with_the_tokens_as_if_built_anew():
     for step in range(6):
         logits = np.repeat(logits_for(1, seed=step), 8, axis=0)
         at = jax.tree.map(np.copy, rows)
-        at.integers[:, 1] = len(PROMPT) + step
+        at.position[:] = len(PROMPT) + step
         state, sampled = run(logits, at, state, Variant.FULL)
         assert tokens(params, logits, output=output).tolist() == sampled.token_ids.tolist()
         output.append(int(sampled.token_ids[0]))
