@@ -6,148 +6,82 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from pallas_kernels import cpu
+from pallas_kernels import cpu as native
 from pallas_kernels.registry import PLATFORMS, register
 
 
 def register_all() -> None:
     """Enter them in the registry; each is imported when it is first used."""
-    register(
+    _register(
         "matmul",
-        "cpu",
-        _loader("pallas_kernels.matmul.cpu", "matmul_cpu"),
-        summary="native, bfloat16",
-        default_on=("cpu",),
-        unavailable=cpu.unavailable,
-        unsupported=_lazy("pallas_kernels.matmul.cpu", "unsupported"),
+        cpu="native, bfloat16",
+        xla="one dot, any backend",
+        oracle="float64 on the host, for tests",
     )
-    register(
-        "matmul",
-        "xla",
-        _loader("pallas_kernels.matmul.xla", "matmul_xla"),
-        summary="one dot, any backend",
-        default_on=PLATFORMS,
-    )
-    register(
-        "matmul",
-        "oracle",
-        _loader("pallas_kernels.matmul.oracle", "matmul_oracle"),
-        summary="float64 on the host, for tests",
-    )
-    register(
+    _register(
         "swiglu",
-        "cpu",
-        _loader("pallas_kernels.swiglu.cpu", "swiglu_cpu"),
-        summary="native, bfloat16, gated before it is written",
-        default_on=("cpu",),
-        unavailable=cpu.unavailable,
-        unsupported=_lazy("pallas_kernels.swiglu.cpu", "unsupported"),
+        cpu="native, bfloat16, gated before it is written",
+        xla="one matmul and elementwise XLA, any backend",
+        oracle="float64 on the host, for tests",
     )
-    register(
-        "swiglu",
-        "xla",
-        _loader("pallas_kernels.swiglu.xla", "swiglu_xla"),
-        summary="one matmul and elementwise XLA, any backend",
-        default_on=PLATFORMS,
-    )
-    register(
-        "swiglu",
-        "oracle",
-        _loader("pallas_kernels.swiglu.oracle", "swiglu_oracle"),
-        summary="float64 on the host, for tests",
-    )
-    register(
+    _register(
         "paged_attention",
-        "cpu",
-        _loader("pallas_kernels.paged_attention.cpu", "paged_attention_cpu"),
-        summary="native, bfloat16",
-        default_on=("cpu",),
-        unavailable=cpu.unavailable,
-        unsupported=_lazy("pallas_kernels.paged_attention.cpu", "unsupported"),
+        cpu="native, bfloat16",
+        xla="tuned XLA loops, any backend",
+        oracle="float64 on the host, for tests",
     )
-    register(
-        "paged_attention",
-        "xla",
-        _loader("pallas_kernels.paged_attention.xla", "paged_attention_xla"),
-        summary="tuned XLA loops, any backend",
-        default_on=PLATFORMS,
-    )
-    register(
-        "paged_attention",
-        "oracle",
-        _loader("pallas_kernels.paged_attention.oracle", "paged_attention_oracle"),
-        summary="float64 on the host, for tests",
-    )
-    register(
+    _register(
         "kv_write",
-        "cpu",
-        _loader("pallas_kernels.kv_write.cpu", "kv_write_cpu"),
-        summary="native copies in place",
-        default_on=("cpu",),
-        unavailable=cpu.unavailable,
+        cpu="native copies in place",
+        xla="one scatter per pool, any backend",
+        oracle="a loop on the host, for tests",
+        cpu_takes_all=True,
     )
-    register(
-        "kv_write",
-        "xla",
-        _loader("pallas_kernels.kv_write.xla", "kv_write_xla"),
-        summary="one scatter per pool, any backend",
-        default_on=PLATFORMS,
-    )
-    register(
-        "kv_write",
-        "oracle",
-        _loader("pallas_kernels.kv_write.oracle", "kv_write_oracle"),
-        summary="a loop on the host, for tests",
-    )
-    register(
+    _register(
         "rope_kv_write",
-        "cpu",
-        _loader("pallas_kernels.rope_kv_write.cpu", "rope_kv_write_cpu"),
-        summary="native, bfloat16, in place",
-        default_on=("cpu",),
-        unavailable=cpu.unavailable,
-        unsupported=_lazy("pallas_kernels.rope_kv_write.cpu", "unsupported"),
+        cpu="native, bfloat16, in place",
+        xla="elementwise XLA and kv_write, any backend",
+        oracle="float64 on the host, for tests",
     )
-    register(
-        "rope_kv_write",
-        "xla",
-        _loader("pallas_kernels.rope_kv_write.xla", "rope_kv_write_xla"),
-        summary="elementwise XLA and kv_write, any backend",
-        default_on=PLATFORMS,
-    )
-    register(
-        "rope_kv_write",
-        "oracle",
-        _loader("pallas_kernels.rope_kv_write.oracle", "rope_kv_write_oracle"),
-        summary="float64 on the host, for tests",
-    )
-    _register_sampling()
-
-
-def _register_sampling() -> None:
     for operation, module in (("sample_rows", "xla"), ("token_logprobs", "logprobs"), ("log_normalizer", "logprobs")):
-        register(
+        _register(
             operation,
-            "cpu",
-            _loader("pallas_kernels.sampling.cpu", f"{operation}_cpu"),
-            summary="native, a row in a core's cache",
-            default_on=("cpu",),
-            unavailable=cpu.unavailable,
-            unsupported=_lazy("pallas_kernels.sampling.cpu", "unsupported"),
+            folder="sampling",
+            xla_module=module,
+            cpu="native, a row in a core's cache",
+            xla="passes over a few rows, any backend",
+            oracle="a sort in float64 on the host, for tests",
         )
-        register(
-            operation,
-            "xla",
-            _loader(f"pallas_kernels.sampling.{module}", f"{operation}_xla"),
-            summary="passes over a few rows, any backend",
-            default_on=PLATFORMS,
-        )
-        register(
-            operation,
-            "oracle",
-            _loader("pallas_kernels.sampling.oracle", f"{operation}_oracle"),
-            summary="a sort in float64 on the host, for tests",
-        )
+
+
+def _register(
+    operation: str,
+    *,
+    cpu: str,
+    xla: str,
+    oracle: str,
+    folder: str | None = None,
+    xla_module: str = "xla",
+    cpu_takes_all: bool = False,
+) -> None:
+    """Register the three implementations of an operation, given their summaries: the functions OPERATION_cpu,
+    OPERATION_xla and OPERATION_oracle in modules of the package's folder, which is named after the operation.
+
+    cpu_takes_all: the native one takes whatever the operation does; otherwise its module has ``unsupported``.
+    """
+    package = f"pallas_kernels.{folder or operation}"
+    register(
+        operation,
+        "cpu",
+        _loader(f"{package}.cpu", f"{operation}_cpu"),
+        summary=cpu,
+        default_on=("cpu",),
+        unavailable=native.unavailable,
+        **({} if cpu_takes_all else {"unsupported": _lazy(f"{package}.cpu", "unsupported")}),
+    )
+    register(
+        operation, "xla", _loader(f"{package}.{xla_module}", f"{operation}_xla"), summary=xla, default_on=PLATFORMS)
+    register(operation, "oracle", _loader(f"{package}.oracle", f"{operation}_oracle"), summary=oracle)
 
 
 def _loader(module: str, name: str) -> Callable[[], Callable[..., Any]]:
