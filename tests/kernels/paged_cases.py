@@ -11,19 +11,15 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from kernels.native import needs_native
 
-from pallas_kernels import cpu
 from pallas_kernels.paged_attention import paged_attention, paged_attention_metadata
 from pallas_kernels.paged_attention.oracle import attend_rows
-
-NATIVE = pytest.mark.skipif(cpu.unavailable() is not None, reason=f"no native kernels: {cpu.unavailable()}")
-IMPLEMENTATIONS = ["xla", pytest.param("cpu", marks=NATIVE)]
-"""Of bfloat16; the native one computes nothing else."""
 
 
 def kinds(*dtypes: str) -> list:
     """Implementation and dtype, for parametrization: all that exist of these dtypes."""
-    native = [pytest.param("cpu", "bfloat16", marks=NATIVE)] if "bfloat16" in dtypes else []
+    native = [pytest.param("cpu", "bfloat16", marks=needs_native)] if "bfloat16" in dtypes else []
     return [*(("xla", dtype) for dtype in dtypes), *native]
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
+from kernels.native import needs_native
 
-from pallas_kernels import cpu
 from pallas_kernels.cpu.gguf import decode_gguf, decodes
 
-pytestmark = pytest.mark.skipif(cpu.unavailable() is not None, reason=str(cpu.unavailable()))
+pytestmark = needs_native
 
 
 def test_it_says_what_it_decodes():

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from kernels import paged_cases as pc
+from kernels.native import IMPLEMENTATIONS, needs_native
 
 from pallas_kernels.kv_write import kv_write
 
 
-@pytest.fixture(params=pc.IMPLEMENTATIONS)
+@pytest.fixture(params=IMPLEMENTATIONS)
 def write(request):
     return functools.partial(kv_write, implementation=request.param)
 
@@ -75,7 +75,7 @@ def test_a_wrong_argument_is_named(position, wrong, message):
         kv_write(*arguments)
 
 
-@pc.NATIVE
+@needs_native
 @pytest.mark.parametrize("slot", [-1, 64, 2**31 - 1])
 def test_native_slots_out_of_range_fail_before_anything_is_written(slot):
     k_pool, v_pool, k, v, slots = step("bfloat16")
@@ -85,7 +85,7 @@ def test_native_slots_out_of_range_fail_before_anything_is_written(slot):
     np.testing.assert_array_equal(np.asarray(k_pool, np.float32), before)
 
 
-@pc.NATIVE
+@needs_native
 def test_native_write_of_many_tokens_equals_the_oracle():
     rng = np.random.default_rng(0)
     pools = [jnp.asarray(rng.standard_normal((40, 3, 16, 64)), jnp.bfloat16) for _ in range(2)]

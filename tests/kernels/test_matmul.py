@@ -6,30 +6,17 @@ products' magnitudes (4 x 2**-24 seen with 1536 inputs; 16 allowed).
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from kernels.native import AVAILABLE, check_rows_alone, in_a_process, needs_native
 
 from pallas_kernels import cpu, implementations, matmul
 
 SHAPES = [(576, 960), (1536, 576), (33, 7), (1, 1), (100, 130), (64, 16), (608, 40), (31, 100)]
-NATIVE = [name for name in cpu.INSTRUCTION_SETS[1:] if name in cpu.instruction_sets()]
-needs_native = pytest.mark.skipif(not NATIVE, reason=f"no native kernels: {cpu.unavailable()}")
 
 product = jax.jit(matmul, static_argnums=(2, 3))
-
-
-@pytest.fixture(params=NATIVE)
-def instruction_set(request):
-    before = cpu.instruction_set()
-    cpu.use_instruction_set(request.param)
-    yield request.param
-    cpu.use_instruction_set(before)
 
 
 def operands(inputs, outputs, rows=600, dtype="bfloat16"):
@@ -60,11 +47,8 @@ def test_native_is_near_the_oracle(inputs, outputs, instruction_set):
     shape if shape in SHAPES[:3] else pytest.param(*shape, marks=pytest.mark.sweep) for shape in SHAPES])
 def test_a_rows_bits_do_not_depend_on_its_place_or_on_the_number_of_rows(inputs, outputs, instruction_set):
     x, weight = operands(inputs, outputs)
-    whole = np.asarray(product(x, weight, jnp.float32, "cpu"))
-    for rows in (*range(1, 41), 63, 64, 65, 100, 255, 512, 513):
-        for first in (0, 3):
-            part = product(x[first : first + rows], weight, jnp.float32, "cpu")
-            np.testing.assert_array_equal(part, whole[first : first + rows])
+    check_rows_alone(lambda x: product(x, weight, jnp.float32, "cpu"), x,
+                     (*range(1, 41), 63, 64, 65, 100, 255, 512, 513))
 
 
 def test_an_outputs_bits_do_not_depend_on_its_place(instruction_set):
@@ -105,35 +89,22 @@ def test_no_inputs_sum_to_zero(instruction_set):
     np.testing.assert_array_equal(y, np.zeros((5, 20)))
 
 
-PRODUCT_IN_A_PROCESS = """
-import hashlib, os, sys
-os.sched_setaffinity(0, [int(core) for core in sys.argv[1:]] or os.sched_getaffinity(0))
-import jax, jax.numpy as jnp, numpy as np
-from pallas_kernels import cpu, matmul
-generator = np.random.default_rng(0)
-weight = jnp.asarray(generator.normal(size=(700, 576)), jnp.bfloat16)
-parts = [np.asarray(matmul(jnp.asarray(generator.normal(size=(rows, 576)), jnp.bfloat16), weight, jnp.float32, "cpu"))
-         for rows in (1, 9, 40, 300)]
-print(cpu.instruction_set(), hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest())
+PRODUCTS = """
+matmul = jax.jit(matmul, static_argnums=(2, 3))
+weight = normal(700, 576)
+show(matmul(normal(rows, 576), weight, jnp.float32, "cpu") for rows in (1, 9, 40, 300))
 """
-
-
-def in_a_process(cores, **environment):
-    command = [sys.executable, "-c", PRODUCT_IN_A_PROCESS, *map(str, cores)]
-    return subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, **environment}
-                          ).stdout.split()
 
 
 @needs_native
 def test_the_bits_do_not_depend_on_the_number_of_threads():
-    cores = sorted(os.sched_getaffinity(0))
-    assert in_a_process(cores) == in_a_process(cores[:1])
+    assert in_a_process(PRODUCTS) == in_a_process(PRODUCTS, num_cores=1)
 
 
 @needs_native
 def test_the_environment_limits_the_instruction_set():
-    cores = os.sched_getaffinity(0)
-    assert in_a_process(cores, PALLAS_KERNELS_CPU_INSTRUCTION_SET="avx512_bf16")[0] == "avx512_bf16"
+    assert in_a_process("print(cpu.instruction_set())", PALLAS_KERNELS_CPU_INSTRUCTION_SET="avx512_bf16") == [
+        "avx512_bf16"]
 
 
 def test_an_implementation_asked_for_says_what_it_does_not_take():
@@ -185,19 +156,19 @@ def test_a_small_workspace_or_another_dtype_is_refused():
 
 @needs_native
 def test_a_compiled_program_loads_from_the_persistent_cache(tmp_path):
-    script = PRODUCT_IN_A_PROCESS.replace("import hashlib, os, sys", f"""
-import hashlib, os, sys, jax
+    program = f"""
 jax.config.update("jax_compilation_cache_dir", {str(tmp_path)!r})
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 hits = []
 jax.monitoring.register_event_listener(lambda event, **_: hits.append(event) if event.endswith("cache_hits") else None)
-""").replace('generator = np', 'matmul = jax.jit(matmul, static_argnums=(2, 3))\ngenerator = np') + "print(len(hits))"
-    outputs = [subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
-               for _ in range(2)]
-    assert outputs[0][:2] == outputs[1][:2]
-    assert int(outputs[0][2]) < 4 <= int(outputs[1][2])
+{PRODUCTS}
+print(len(hits))
+"""
+    (bits, few), (again, many) = in_a_process(program), in_a_process(program)
+    assert bits == again
+    assert int(few) < 4 <= int(many)
 
 
 def test_implementations_are_those_that_run_here():
-    assert ("cpu" in implementations("matmul")) == (cpu.unavailable() is None)
+    assert ("cpu" in implementations("matmul")) == AVAILABLE

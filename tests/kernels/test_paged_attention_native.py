@@ -7,28 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from kernels import paged_cases as pc
+from kernels.native import needs_native
 
-from pallas_kernels import cpu, registry
+from pallas_kernels import registry
 from pallas_kernels.paged_attention import paged_attention, paged_attention_metadata
 
-pytestmark = pc.NATIVE
+pytestmark = needs_native
 UNIT = 2.0**-8
 LONG = 1400  # three spans of 512 keys
-INSTRUCTION_SETS = ["avx512_bf16", "amx_bf16"]
 
 
-@pytest.fixture
-def instruction_set(request):
-    before = cpu.instruction_set()
-    try:
-        cpu.use_instruction_set(request.param)
-    except ValueError as error:
-        pytest.skip(str(error))
-    yield request.param
-    cpu.use_instruction_set(before)
-
-
-@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS, indirect=True)
 @pytest.mark.parametrize(
     "options",
     [{}, {"window": 600}, {"soft_cap": 3.0}, {"sinks": np.linspace(-3, 3, 6)}, {"window": 3, "soft_cap": 3.0}],
@@ -55,7 +43,6 @@ def one_row(shape, q, kv, done, chunk, neighbours=()):
     return [x[:chunk] for x in pc.attend(case, "cpu")]
 
 
-@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS, indirect=True)
 def test_bits_do_not_depend_on_block_size_chunk_or_company_over_several_spans(instruction_set):
     rng = np.random.default_rng(1)
     shape = pc.Shape(block_size=32)
@@ -74,7 +61,6 @@ def test_bits_do_not_depend_on_block_size_chunk_or_company_over_several_spans(in
         np.testing.assert_array_equal(lse, expected_lse[done - first : done - first + chunk])
 
 
-@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS, indirect=True)
 def test_rows_that_share_blocks_get_the_bits_that_each_gets_alone(instruction_set):
     """Six rows share 640 keys, three of them 700 more, one only its first 130; a prefill chunk shares some as well."""
     shape = pc.Shape(block_size=16, blocks_per_row=90)

@@ -8,13 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from kernels.native import AVAILABLE, IMPLEMENTATIONS, needs_native, using
 
 from pallas_kernels import cpu, implementations, kv_write, rope_kv_write
 
 KV_HEADS, BLOCKS, SIZE = 2, 5, 16
-NATIVE = cpu.unavailable() is None
-needs_native = pytest.mark.skipif(not NATIVE, reason=f"no native kernels: {cpu.unavailable()}")
-NAMES = ["xla", pytest.param("cpu", marks=needs_native)]
 
 
 def operands(dtype="bfloat16", tokens=70, heads=6, head_dim=64, seed=0):
@@ -31,7 +29,7 @@ def run(name, arguments):
     return jax.jit(functools.partial(rope_kv_write, implementation=name))(*arguments)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
 @pytest.mark.parametrize("shape", [(6, 64), (1, 2), (3, 80), (8, 128), (2, 34), (9, 256)], ids=str)
 def test_equals_the_oracle_but_for_one_rounding(name, shape):
     arguments = operands(heads=shape[0], head_dim=shape[1])
@@ -64,7 +62,7 @@ def test_the_halves_of_a_head_turn_by_their_angle():
     np.testing.assert_array_equal(q[0, 0], [-3.0, 2.0, 1.0, 4.0])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
 def test_a_token_has_the_same_bits_in_any_company(name):
     k_pool, v_pool, *others = operands()
     whole = run(name, [k_pool, v_pool, *others])
@@ -77,7 +75,7 @@ def test_a_token_has_the_same_bits_in_any_company(name):
             np.testing.assert_array_equal(np.asarray(pool)[block, :, offset], np.asarray(expected)[block, :, offset])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
 def test_padding_touches_the_null_block_only(name):
     k_pool, v_pool, qkv, cos, sin, slots = operands()
     written = run(name, [k_pool, v_pool, qkv, cos, sin, jnp.arange(len(slots), dtype=jnp.int32) % SIZE])
@@ -85,7 +83,7 @@ def test_padding_touches_the_null_block_only(name):
     np.testing.assert_array_equal(written[1][1:], v_pool[1:])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
 def test_donated_pools_are_written_in_place(name):
     k_pool, v_pool, *rest = operands()
     before = k_pool.unsafe_buffer_pointer(), v_pool.unsafe_buffer_pointer()
@@ -97,12 +95,9 @@ def test_donated_pools_are_written_in_place(name):
 @needs_native
 def test_the_native_bits_are_those_of_the_instructions_of_both_sets():
     arguments, found = operands(), []
-    before = cpu.instruction_set()
-    for name in cpu.INSTRUCTION_SETS[1:]:
-        if name in cpu.instruction_sets():
-            cpu.use_instruction_set(name)
+    for name in cpu.instruction_sets():
+        with using(name):
             found.append(jax.tree.map(np.asarray, run("cpu", arguments)))
-    cpu.use_instruction_set(before)
     for other in found[1:]:
         jax.tree.map(np.testing.assert_array_equal, found[0], other)
 
@@ -142,4 +137,4 @@ def test_writes_what_kv_write_writes():
 
 
 def test_implementations_are_those_that_run_here():
-    assert ("cpu" in implementations("rope_kv_write")) == NATIVE
+    assert ("cpu" in implementations("rope_kv_write")) == AVAILABLE

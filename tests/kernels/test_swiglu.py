@@ -7,30 +7,17 @@ the last rounding. So 4 units of the result, and the error of the products thems
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from kernels.native import AVAILABLE, check_rows_alone, in_a_process, needs_native
 
-from pallas_kernels import cpu, implementations, swiglu
+from pallas_kernels import implementations, swiglu
 
 SHAPES = [(576, 1536), (64, 16), (33, 7), (1, 1), (100, 130), (1536, 40)]
-NATIVE = [name for name in cpu.INSTRUCTION_SETS[1:] if name in cpu.instruction_sets()]
-needs_native = pytest.mark.skipif(not NATIVE, reason=f"no native kernels: {cpu.unavailable()}")
 
 gated = jax.jit(swiglu, static_argnums=2)
-
-
-@pytest.fixture(params=NATIVE)
-def instruction_set(request):
-    before = cpu.instruction_set()
-    cpu.use_instruction_set(request.param)
-    yield request.param
-    cpu.use_instruction_set(before)
 
 
 def operands(inputs, outputs, rows=300, dtype="bfloat16"):
@@ -64,10 +51,7 @@ def test_native_is_near_the_oracle(inputs, outputs, instruction_set):
     shape if shape in SHAPES[:3] else pytest.param(*shape, marks=pytest.mark.sweep) for shape in SHAPES])
 def test_a_rows_bits_do_not_depend_on_its_place_or_on_the_number_of_rows(inputs, outputs, instruction_set):
     x, weight = operands(inputs, outputs)
-    whole = np.asarray(gated(x, weight, "cpu"))
-    for rows in (1, 2, 15, 16, 17, 31, 33, 64, 127, 128, 129, 255):
-        for first in (0, 3):
-            np.testing.assert_array_equal(gated(x[first : first + rows], weight, "cpu"), whole[first : first + rows])
+    check_rows_alone(lambda x: gated(x, weight, "cpu"), x, (1, 2, 15, 16, 17, 31, 33, 64, 127, 128, 129, 255))
 
 
 def test_gates_far_from_zero_shut_and_open(instruction_set):
@@ -96,25 +80,10 @@ def test_nothing_in_nothing_out(rows, outputs):
                  ).shape == (rows, outputs)
 
 
-GATED_IN_A_PROCESS = """
-import hashlib, os, sys
-os.sched_setaffinity(0, [int(core) for core in sys.argv[1:]])
-import jax.numpy as jnp, numpy as np
-from pallas_kernels import swiglu
-generator = np.random.default_rng(0)
-weight = jnp.asarray(generator.normal(size=(700, 576)), jnp.bfloat16)
-parts = [np.asarray(swiglu(jnp.asarray(generator.normal(size=(rows, 576)), jnp.bfloat16), weight, "cpu"))
-         for rows in (1, 9, 40, 300)]
-print(hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest())
-"""
-
-
 @needs_native
 def test_the_bits_do_not_depend_on_the_number_of_threads():
-    cores = sorted(os.sched_getaffinity(0))
-    hashes = [subprocess.run([sys.executable, "-c", GATED_IN_A_PROCESS, *map(str, some)], capture_output=True,
-                             text=True, check=True).stdout for some in (cores, cores[:1])]
-    assert hashes[0] == hashes[1]
+    program = 'weight = normal(700, 576); show(swiglu(normal(rows, 576), weight, "cpu") for rows in (1, 9, 40, 300))'
+    assert in_a_process(program) == in_a_process(program, num_cores=1)
 
 
 @pytest.mark.parametrize(("x", "weight", "message"), [
@@ -140,4 +109,4 @@ def test_the_library_checks_shapes_itself(weight, y, dtype, message):
 
 
 def test_implementations_are_those_that_run_here():
-    assert ("cpu" in implementations("swiglu")) == (cpu.unavailable() is None)
+    assert ("cpu" in implementations("swiglu")) == AVAILABLE
