@@ -19,6 +19,7 @@ from jaxllm.engine.core import Engine
 from jaxllm.engine.prompts import Prompt
 from jaxllm.engine.stats import EngineStats
 from jaxllm.engine.stats_log import StatsLog
+from jaxllm.environment import check_environment
 from jaxllm.errors import ParameterError
 from jaxllm.inputs import (
     Params,
@@ -104,7 +105,8 @@ class LLM:
     first_step: what the first step will be, where that is known: its programs compile while the weights load.
 
     Raises ``ModelNotFoundError``, ``CheckpointError``, ``UnsupportedModelError``, ``CapacityError`` or
-    ``ParameterError``, all ``ValueError``s, before memory is taken.
+    ``ParameterError``, all ``ValueError``s, before memory is taken; the last also for a misspelt variable of the
+    environment (``JAXLLM_...``).
     """
 
     def __init__(
@@ -142,6 +144,7 @@ class LLM:
         **others: Any,
     ) -> None:
         ENGINE_ARGUMENTS.check(others)
+        check_environment()
         check_bool("skip_tokenizer_init", skip_tokenizer_init)
         check_bool("disable_log_stats", disable_log_stats)
         for name, value in (("tokenizer", tokenizer), ("tokenizer_revision", tokenizer_revision)):

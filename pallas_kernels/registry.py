@@ -20,6 +20,7 @@ from typing import Any
 
 import jax
 
+from pallas_kernels.environment import check_environment, variable_of
 from pallas_kernels.errors import ChoiceError
 
 PLATFORMS = ("cpu", "gpu", "tpu")
@@ -108,10 +109,12 @@ def choose(
     operands: what it is to be called with, by name; without them, whatever it takes is left aside.
 
     Raises ChoiceError, a ValueError, for an unknown operation or name, for a named implementation that is not available
-    or does not take the operands, and where nothing is registered for the platform.
+    or does not take the operands, where nothing is registered for the platform, and for a variable of the environment
+    that begins with ``PALLAS_KERNELS_`` and names no operation.
     """
     known = _implementations(operation)
-    variable = f"PALLAS_KERNELS_{operation.upper()}"
+    check_environment(_operations)
+    variable = variable_of(operation)
     if implementation is not None:
         found = _named(known, operation, implementation, "implementation", operands)
         return Choice(operation, found, "asked for by argument")

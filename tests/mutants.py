@@ -1,6 +1,6 @@
 """jaxllm broken on purpose, in one way at a time, and the tests that must notice.
 
-As a pytest plugin, ``JAXLLM_MUTANT=<name> python -m pytest -p mutants <tests>`` breaks it before anything is collected,
+As a pytest plugin, ``MUTANT=<name> python -m pytest -p mutants <tests>`` breaks it before anything is collected,
 and prints which tests fail.
 """
 
@@ -10,7 +10,7 @@ import dataclasses
 import os
 from collections.abc import Callable
 
-VARIABLE = "JAXLLM_MUTANT"
+VARIABLE = "MUTANT"
 MUTANTS = {}
 
 

@@ -18,6 +18,7 @@ from jaxllm.cli.chat import chat
 from jaxllm.cli.generate import generate
 from jaxllm.cli.info import info
 from jaxllm.cli.options import expand_groups
+from jaxllm.environment import check_environment
 from jaxllm.errors import EngineError, JaxLLMError
 from jaxllm.program_cache import trust_sources
 
@@ -75,7 +76,7 @@ def _program(
     version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True,
                                           help="Print the version and exit.")] = False,
 ) -> None:
-    pass
+    check_environment()
 
 
 def main() -> None:

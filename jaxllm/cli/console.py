@@ -7,7 +7,8 @@ import os
 import sys
 from typing import TextIO
 
-DEBUG_ENVIRONMENT = "JAXLLM_DEBUG"
+from jaxllm import environment
+
 _BOLD, _DIM, _RED, _PLAIN = "\033[1m", "\033[2m", "\033[31m", "\033[0m"
 
 
@@ -36,7 +37,7 @@ def set_up(*, quiet: bool, debug: bool) -> None:
 
 def debugging() -> bool:
     """Whether errors should show their tracebacks."""
-    return _Settings.debug or is_set(os.environ.get(DEBUG_ENVIRONMENT))
+    return _Settings.debug or is_set(os.environ.get(environment.DEBUG))
 
 
 def is_set(value: str | None) -> bool:

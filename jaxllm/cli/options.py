@@ -12,7 +12,7 @@ import typer
 from typer.models import OptionInfo
 
 from jaxllm import quantities
-from jaxllm.cli.console import DEBUG_ENVIRONMENT
+from jaxllm.environment import DEBUG
 from jaxllm.errors import ParameterError
 from jaxllm.sampling_params import SamplingParams
 
@@ -47,7 +47,7 @@ def in_panel(panel: str) -> Callable[..., Any]:
 _model, _sampling, _engine = in_panel("Model"), in_panel("Sampling"), in_panel("Engine")
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only text and errors.")]
-Debug = Annotated[bool, typer.Option("--debug", envvar=DEBUG_ENVIRONMENT, help="Log more; show tracebacks.")]
+Debug = Annotated[bool, typer.Option("--debug", envvar=DEBUG, help="Log more; show tracebacks.")]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import jax
 
+from jaxllm.environment import COMPILATION_CACHE, COMPILATION_CACHE_BYTES
 from jaxllm.quantities import parse_bytes
 
-FOLDER_ENVIRONMENT = "JAXLLM_COMPILATION_CACHE"
-SIZE_ENVIRONMENT = "JAXLLM_COMPILATION_CACHE_BYTES"
 DEFAULT_BYTES = 512 << 20
 
 
@@ -21,7 +20,7 @@ def cache_folder() -> Path | None:
     """
     if folder_of_jax() is not None:
         return None
-    chosen = os.environ.get(FOLDER_ENVIRONMENT)
+    chosen = os.environ.get(COMPILATION_CACHE)
     if chosen is not None:
         return None if chosen.lower() in ("off", "0", "") else Path(chosen).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "jaxllm" / "programs"
@@ -34,5 +33,5 @@ def folder_of_jax() -> str | None:
 
 def cache_bytes() -> int:
     """What its files may take together: ``$JAXLLM_COMPILATION_CACHE_BYTES``, such as "2G"; else 512 MiB."""
-    chosen = os.environ.get(SIZE_ENVIRONMENT)
-    return DEFAULT_BYTES if chosen is None else parse_bytes(SIZE_ENVIRONMENT, chosen)
+    chosen = os.environ.get(COMPILATION_CACHE_BYTES)
+    return DEFAULT_BYTES if chosen is None else parse_bytes(COMPILATION_CACHE_BYTES, chosen)

@@ -17,12 +17,11 @@ from pathlib import Path
 import jax
 
 import pallas_kernels.cpu as package
+from pallas_kernels.environment import CPU_INSTRUCTION_SET, CPU_LIBRARY
 from pallas_kernels.errors import ChoiceError
 
 logger = logging.getLogger("pallas_kernels")
 
-LIBRARY = "PALLAS_KERNELS_CPU_LIBRARY"
-INSTRUCTION_SET = "PALLAS_KERNELS_CPU_INSTRUCTION_SET"
 INSTRUCTION_SETS = ("none", "avx512_bf16", "amx_bf16")
 """In ascending order, numbered as the library numbers them; without one of the latter two no kernel runs."""
 
@@ -103,18 +102,18 @@ def _open() -> ctypes.CDLL | str:
         library.pallas_kernels_cpu_use_instruction_set.argtypes = [ctypes.c_int]
         library.pallas_kernels_cpu_use_instruction_set.restype = None
     except (OSError, AttributeError) as error:  # no library, or another one
-        if chosen := os.environ.get(LIBRARY):
-            raise ChoiceError(f"{LIBRARY}={chosen!r} cannot be loaded: {error}") from error
+        if chosen := os.environ.get(CPU_LIBRARY):
+            raise ChoiceError(f"{CPU_LIBRARY}={chosen!r} cannot be loaded: {error}") from error
         return f"the library cannot be loaded: {error}"
-    if wanted := os.environ.get(INSTRUCTION_SET):
+    if wanted := os.environ.get(CPU_INSTRUCTION_SET):
         best = _best(library)
-        _check(wanted, best, INSTRUCTION_SET)
+        _check(wanted, best, CPU_INSTRUCTION_SET)
         library.pallas_kernels_cpu_use_instruction_set(INSTRUCTION_SETS.index(wanted))
     return _enter(library)
 
 
 def _find() -> Path | None:
-    if chosen := os.environ.get(LIBRARY):
+    if chosen := os.environ.get(CPU_LIBRARY):
         return Path(chosen)
     files = (Path(folder, _FILE) for folder in package.__path__)
     return next((file for file in files if file.exists()), None)

@@ -11,15 +11,15 @@ import pytest
 import safetensors.numpy
 from tiny_folder import CONFIG, write_tiny_folder
 
-from jaxllm.program_cache.folder import FOLDER_ENVIRONMENT, SIZE_ENVIRONMENT
+from jaxllm.environment import COMPILATION_CACHE, COMPILATION_CACHE_BYTES
 from jaxllm.weights import ConfigSource
 from jaxllm.weights.packaged import PACKAGED_MODELS
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv(FOLDER_ENVIRONMENT, str(tmp_path / "cache"))
-    monkeypatch.setenv(SIZE_ENVIRONMENT, "3M")
+    monkeypatch.setenv(COMPILATION_CACHE, str(tmp_path / "cache"))
+    monkeypatch.setenv(COMPILATION_CACHE_BYTES, "3M")
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "a.program").write_bytes(b"x" * 2048)
     of_jax = jax.config.jax_compilation_cache_dir

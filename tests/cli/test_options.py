@@ -105,6 +105,16 @@ def test_the_help_of_a_switch_names_no_type_as_if_a_value_followed(run, command)
     assert [line for line in typed if "--help" not in line] == []
 
 
+@pytest.mark.parametrize("name", ["JAXLLM_DEBUGS", "PALLAS_KERNELS_MATMULS"])
+def test_a_variable_of_the_environment_that_nothing_reads_is_an_error_in_one_line(run, folder, monkeypatch, name):
+    monkeypatch.setenv(name, "1")
+    result = run("info", folder)
+    assert (result.exit_code, result.stdout) == (1, "")
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"error: {name}='1'")
+    assert line.endswith(f"; did you mean {name[:-1]}?")
+
+
 @pytest.mark.parametrize("command", ["generate", "info", "bench"])
 def test_a_kernel_in_the_environment_that_there_is_not_is_an_error_in_one_line(run, folder, monkeypatch, command):
     monkeypatch.setenv("PALLAS_KERNELS_MATMUL", "fastest")

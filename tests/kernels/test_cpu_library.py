@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from kernels.native import needs_native
 
 from pallas_kernels import cpu
 from pallas_kernels.cpu import library
+from pallas_kernels.environment import CPU_INSTRUCTION_SET, CPU_LIBRARY
 from pallas_kernels.errors import ChoiceError
 
 
@@ -20,7 +22,7 @@ def test_a_library_that_is_asked_for_and_cannot_be_loaded_is_an_error(monkeypatc
     file = tmp_path / "mine.so"
     if content is not None:
         file.write_bytes(content)
-    monkeypatch.setenv(library.LIBRARY, str(file))
+    monkeypatch.setenv(CPU_LIBRARY, str(file))
     with pytest.raises(ChoiceError, match=rf"PALLAS_KERNELS_CPU_LIBRARY='{file}' cannot be loaded"):
         load()
 
@@ -28,22 +30,22 @@ def test_a_library_that_is_asked_for_and_cannot_be_loaded_is_an_error(monkeypatc
 def test_so_is_a_library_of_another_kind(monkeypatch, load):
     import jaxlib._jax as other  # any shared library that is there
 
-    monkeypatch.setenv(library.LIBRARY, other.__file__)
+    monkeypatch.setenv(CPU_LIBRARY, other.__file__)
     with pytest.raises(ChoiceError, match="undefined symbol"):
         load()
 
 
 def test_an_installed_library_that_cannot_be_loaded_leaves_everything_to_xla(monkeypatch, tmp_path, load):
     (tmp_path / library._FILE).write_bytes(b"no library")
-    monkeypatch.delenv(library.LIBRARY, raising=False)
+    monkeypatch.delenv(CPU_LIBRARY, raising=False)
     monkeypatch.setattr(library.package, "__path__", [str(tmp_path)])
     assert "cannot be loaded" in load()
 
 
-@pytest.mark.skipif(cpu.unavailable() is not None, reason=f"no native kernels: {cpu.unavailable()}")
+@needs_native
 @pytest.mark.parametrize("name", ["avx2", "AMX_BF16", "none"])
 def test_an_instruction_set_that_is_not_there_is_an_error_that_names_those_that_are(monkeypatch, load, name):
-    monkeypatch.setenv(library.INSTRUCTION_SET, name)
+    monkeypatch.setenv(CPU_INSTRUCTION_SET, name)
     with pytest.raises(ChoiceError, match=rf"PALLAS_KERNELS_CPU_INSTRUCTION_SET='{name}': .*avx512_bf16"):
         load()
     with pytest.raises(ChoiceError, match=rf"instruction set='{name}'"):

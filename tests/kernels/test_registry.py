@@ -82,6 +82,18 @@ def test_unknown_names_are_answered_with_what_exists(operation, monkeypatch):
         registry.choose(operation)
 
 
+@pytest.mark.parametrize(("variable", "answer"), [
+    ("PALLAS_KERNELS_TWISE", r"; did you mean PALLAS_KERNELS_TWICE\?"),
+    ("PALLAS_KERNELS_CPU_INSTRUCTIONS", r"; did you mean PALLAS_KERNELS_CPU_INSTRUCTION_SET\?"),
+    ("PALLAS_KERNELS_XYZ", ""),
+])
+def test_a_variable_of_the_environment_that_nothing_reads_is_an_error(operation, monkeypatch, variable, answer):
+    monkeypatch.setenv(variable, "slow")
+    known = "PALLAS_KERNELS_TWICE, PALLAS_KERNELS_CPU_LIBRARY, "
+    with pytest.raises(ValueError, match=rf"^{variable}='slow' means nothing; there are {known}.*D{answer}$"):
+        registry.choose(operation)
+
+
 def test_registering_twice_or_for_an_unknown_platform_is_refused(operation):
     with pytest.raises(ValueError, match="already has an implementation 'slow'"):
         registry.register(operation, "slow", lambda: lambda x: x, summary="again")
