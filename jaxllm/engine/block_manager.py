@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 
-import numpy as np
-
 from jaxllm.engine.block_pool import BlockPool
 from jaxllm.engine.block_stats import BlockStats
 from jaxllm.engine.integrity import require
 from jaxllm.engine.prefix_hash import HashChain, PrefixIdentity
 from jaxllm.engine.request import Sequence
 from jaxllm.engine.swap import SwappedCopy, SwapSpace
+from jaxllm.engine.table_changes import TableChanges
 from jaxllm.errors import ParameterError
 
 PrefixBlocks = list[list[int]]
@@ -35,8 +34,7 @@ class BlockManager:
     """Block tables of the running sequences, fed by one pool, with a prefix cache.
 
     One block holds ``block_size`` tokens of one group of layers; all groups here use full attention, so that their
-    tables have equally many columns. Changes to the tables and the copies they need are collected until
-    ``take_changes``.
+    tables have equally many columns. What a step has to be told of them is collected in ``changes``.
 
     - Admission takes the longest published prefix, at most all tokens but the last, which has to be computed to sample.
     - A block is published once it is full and computed, and never written to after.
@@ -68,9 +66,7 @@ class BlockManager:
         self._pool = BlockPool(self.num_blocks)
         self.swap.clear()
         self._holdings: dict[Sequence, _Holding] = {}
-        self._updates: list[tuple[int, int, int, list[int]]] = []
-        self._copies: list[tuple[int, int]] = []
-        self._forked = False
+        self.changes = TableChanges()
         self._generation += 1
 
     @property
@@ -125,7 +121,7 @@ class BlockManager:
                 self._pool.acquire(block)
         columns = len(prefix[0])
         self._holdings[sequence] = _Holding(prefix, columns, self._generation)
-        self._record_tables(sequence, prefix, [[] for _ in prefix])
+        self.changes.replace_tables(sequence.held_slot, prefix, [[] for _ in prefix])
         sequence.num_computed = columns * self.block_size
         if sequence.num_preemptions == sequence.num_output == 0:
             sequence.num_cached_tokens = sequence.num_computed
@@ -142,7 +138,7 @@ class BlockManager:
             have = len(table)
             fresh = [self._pool.allocate() for _ in host_blocks[have:]]
             table.extend(fresh)
-            self._updates.append((group, slot, have, fresh))
+            self.changes.write(group, slot, have, fresh)
             self.swap.load(zip(host_blocks[have:], fresh, strict=True))
         sequence.num_computed = kept.num_computed
 
@@ -176,13 +172,13 @@ class BlockManager:
             source, copy = tables[group][column], self._pool.allocate()
             self._pool.release(source)
             tables[group][column] = copy
-            self._copies.append((source, copy))
-            self._updates.append((group, slot, column, [copy]))
+            self.changes.copy(source, copy)
+            self.changes.write(group, slot, column, [copy])
         if want > have:
             for group, table in enumerate(tables):
                 fresh = [self._pool.allocate() for _ in range(want - have)]
                 table.extend(fresh)
-                self._updates.append((group, slot, have, fresh))
+                self.changes.write(group, slot, have, fresh)
         sequence.num_writable = max(have, want) * self.block_size
         return True
 
@@ -198,8 +194,7 @@ class BlockManager:
             before = self._holdings[child].tables
             self.release(child)
         self._holdings[child] = _Holding(tables, holding.num_published, holding.generation)
-        self._record_tables(child, tables, before)
-        self._forked = True
+        self.changes.replace_tables(child.held_slot, tables, before, forked=True)
         parent.num_writable = child.num_writable = 0
         child.num_computed = parent.num_computed
         if child.num_output == 0:
@@ -229,24 +224,6 @@ class BlockManager:
         for column in reversed(range(len(holding.tables[0]))):
             for table in holding.tables:
                 self._pool.release(table[column])
-
-    def take_changes(self) -> tuple[np.ndarray, np.ndarray]:
-        """(table updates i32[k, 4], block copies i32[c, 2]) since the last call, as in ``StepPlan``."""
-        lengths = [len(blocks) for *_, blocks in self._updates]
-        updates = np.empty((sum(lengths), 4), np.int32)
-        if self._updates:
-            groups, slots, columns, runs = zip(*self._updates, strict=True)
-            updates[:, 0] = np.repeat(groups, lengths)
-            updates[:, 1] = np.repeat(slots, lengths)
-            run_starts = np.cumsum(lengths) - lengths
-            updates[:, 2] = np.arange(len(updates)) + np.repeat(np.asarray(columns) - run_starts, lengths)
-            updates[:, 3] = [block for blocks in runs for block in blocks]
-            if self._forked:
-                # Who was forked between two steps, as beams are, may have got blocks of its own since.
-                updates = _last_of_each_place(updates)
-        copies = np.asarray(self._copies, np.int32).reshape(-1, 2)
-        self._updates, self._copies, self._forked = [], [], False
-        return updates, copies
 
     def reset_prefix_cache(self) -> None:
         """Forget all published content, and what is in host memory.
@@ -319,18 +296,3 @@ class BlockManager:
             identity = PrefixIdentity(self.weight_version, None, sequence.params.cache_salt)
             chain = sequence.hash_chain = HashChain(identity, self.block_size, self._generation)
         return chain
-
-    def _record_tables(self, sequence: Sequence, tables: list[list[int]], before: list[list[int]]) -> None:
-        """Note the tables' columns that differ from what the slot had before."""
-        slot = sequence.held_slot
-        for group, (table, old) in enumerate(zip(tables, before, strict=True)):
-            first = next((column for column, pair in enumerate(zip(table, old, strict=False)) if pair[0] != pair[1]),
-                         min(len(table), len(old)))
-            if first < len(table):
-                self._updates.append((group, slot, first, table[first:]))
-
-
-def _last_of_each_place(updates: np.ndarray) -> np.ndarray:
-    """Table updates without those that a later one of the same (group, slot, column) undoes."""
-    last = {place: line for line, place in enumerate(map(tuple, updates[:, :3].tolist()))}
-    return updates[sorted(last.values())]

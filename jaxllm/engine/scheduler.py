@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from jaxllm.engine.beam_group import Succession
 from jaxllm.engine.beam_scheduling import BeamScheduling
 from jaxllm.engine.block_manager import BlockManager
-from jaxllm.engine.integrity import IntegrityError
 from jaxllm.engine.limits import SchedulerConfig
 from jaxllm.engine.plan import StepDraft, StepPlan
 from jaxllm.engine.request import Request, Sequence, SequenceStatus
 from jaxllm.engine.running import Running
-from jaxllm.engine.schedule_integrity import QUEUED, check_schedule, has_row
+from jaxllm.engine.schedule_integrity import QUEUED, check_schedule
+from jaxllm.engine.token_scheduling import TokenScheduling
 from jaxllm.engine.waiting_queue import WaitingQueue
 from jaxllm.errors import CapacityError, ParameterError
 from jaxllm.outputs import FinishReason
@@ -63,6 +63,7 @@ class Scheduler:
         self._waiting = WaitingQueue()
         self._running = Running(self.config.max_num_seqs, self.blocks)
         self._beams = BeamScheduling(self._running, self._waiting, self.blocks)
+        self._tokens = TokenScheduling(self._running, self._waiting, self._beams, self.blocks)
         # Since the last plan, which the next one has to name.
         self._preempted: list[Sequence] = []
         self._newest: StepPlan | None = None
@@ -114,15 +115,7 @@ class Scheduler:
         if self._speculator is not None and self._speculator.waits(self._running.sequences, budget):
             return None
         step = StepDraft(budget, admitted=self._beams.forked.copy())
-        self._schedule_running(step)
-        for sequence in [sequence for sequence in step.counts if not sequence.request.forked]:
-            self._fork_samples(sequence, step)
-        if not step.preempted:
-            self._admit_waiting(step)
-        while not step.counts and self._rest_last_beam(step):
-            self._schedule_running(step)
-            if not step.counts:
-                self._admit_waiting(step)
+        self._tokens.fill(step)
         if not step.counts:
             self._preempted += step.preempted
             return None
@@ -130,7 +123,7 @@ class Scheduler:
             add_drafts(step, self._speculator, self._running, self.blocks, budget)
         step.preempted[:0] = self._preempted
         self._preempted, self._beams.forked = [], []
-        plan = self._newest = step.plan(*self.blocks.take_changes(), *self.blocks.swap.take_moves())
+        plan = self._newest = step.plan(*self.blocks.changes.take(), *self.blocks.swap.take_moves())
         ends = plan.ends.tolist()
         for sequence, end in zip(plan.sequences, ends, strict=True):
             sequence.num_computed = end
@@ -216,7 +209,9 @@ class Scheduler:
         if sequence.index == 0 and not request.forked:
             # Without sample 0 to run the prompt, the others see to it themselves.
             request.forked = True
-            self._queue(sample for sample in request.sequences if not sample.finished)
+            for sample in request.sequences:
+                if not sample.finished:
+                    self._waiting.push(sample)
         if request.finished:
             del self._requests[request.request_id]
 
@@ -251,88 +246,6 @@ class Scheduler:
         self._clear()
         self.blocks.clear()
         return requests
-
-    def _schedule_running(self, step: StepDraft) -> None:
-        for sequence in self._running.sequences:  # which lose their last one when it is preempted
-            if step.budget == 0:
-                return
-            if (sequence.num_pending and sequence.must_wait) or has_row(sequence):
-                continue
-            end = sequence.num_tokens + sequence.num_pending
-            if end - sequence.num_computed > step.budget:
-                end = sequence.num_computed + step.budget
-            if end > sequence.num_writable and not self._make_room(sequence, end, step):
-                return
-            step.give(sequence, end - sequence.num_computed)
-
-    def _make_room(self, sequence: Sequence, end: int, step: StepDraft) -> bool:
-        """Have blocks for a sequence's tokens up to ``end``, those of others if need be; whether it has them."""
-        while not self.blocks.grow(sequence, end):
-            victim = self._running.sequences[-1]
-            if victim is sequence or (victim.num_pending and victim.request.beams is not None):
-                return False
-            step.preempted.append(self._preempt(victim))
-        return True
-
-    def _rest_last_beam(self, step: StepDraft) -> bool:
-        """Take slot and blocks from the last in order that waits for its fellow beams; whether there was one.
-
-        Not while tokens are pending: more can advance when they are known.
-        """
-        if any(sequence.num_pending for sequence in self._running.sequences):
-            return False
-        victim = self._beams.last_with_row()
-        if victim is not None:
-            step.preempted.append(self._preempt(victim))
-        return victim is not None
-
-    def _admit_waiting(self, step: StepDraft) -> None:
-        while step.budget > 0 and self._running.free_slots and (sequence := self._waiting.peek()) is not None:
-            if sequence.num_pending:
-                return
-            prefix = self.blocks.find_prefix(sequence)
-            if self.blocks.free_blocks_to_admit(prefix, sequence.num_tokens) > self._running.spare_blocks:
-                return
-            self._waiting.pop()
-            self._running.enter(sequence)
-            step.admitted.append(sequence)
-            self.blocks.admit(sequence, prefix)
-            count = min(sequence.num_tokens - sequence.num_computed, step.budget)
-            if not self.blocks.grow(sequence, sequence.num_computed + count):
-                raise IntegrityError(f"{sequence} was admitted without blocks")
-            step.give(sequence, count)
-            self._fork_samples(sequence, step)
-
-    def _fork_samples(self, parent: Sequence, step: StepDraft) -> None:
-        request = parent.request
-        if parent.index != 0 or request.forked or parent.num_computed + step.counts[parent] < parent.num_tokens:
-            return
-        request.forked = True
-        samples = [sample for sample in request.sequences[1:] if not sample.finished]
-        while samples and self._running.can_fork:
-            sample = samples.pop(0)
-            self._running.enter(sample)
-            step.admitted.append(sample)
-            self.blocks.fork(parent, sample)
-            step.forks.append((parent, sample))
-        self._queue(samples)
-
-    def _preempt(self, victim: Sequence) -> Sequence:
-        victim.num_preemptions += 1
-        victim.request.metrics.num_preemptions += 1
-        if has_row(victim):
-            self._beams.rest(victim)
-            return victim
-        self.blocks.swap_out(victim)
-        self._running.leave(victim)
-        victim.status = SequenceStatus.PREEMPTED
-        victim.num_computed = 0
-        self._waiting.push(victim)
-        return victim
-
-    def _queue(self, sequences: Iterable[Sequence]) -> None:
-        for sequence in sequences:
-            self._waiting.push(sequence)
 
     def check_integrity(self) -> None:
         """Raise ``IntegrityError`` unless every invariant of slots, queues and blocks holds."""

@@ -196,11 +196,11 @@ def test_growing_beyond_the_free_blocks_changes_nothing() -> None:
     blocks = BlockManager(5, 4)
     one = sequence(range(8))
     admit(blocks, one)
-    blocks.take_changes()
+    blocks.changes.take()
     tables = blocks.tables(one)
     assert not blocks.grow(one, 17)
     assert blocks.tables(one) == tables
-    assert [len(changes) for changes in blocks.take_changes()] == [0, 0]
+    assert [len(changes) for changes in blocks.changes.take()] == [0, 0]
     assert blocks.grow(one, 16)
 
 
@@ -216,13 +216,13 @@ def test_forks_share_all_blocks_and_the_first_to_write_into_a_partial_one_gets_a
         fork.num_computed = 6
         assert blocks.tables(fork) == blocks.tables(parent)
     assert blocks.stats().used_blocks == 2
-    blocks.take_changes()
+    blocks.changes.take()
 
     before = blocks.tables(parent)[0]
     assert blocks.grow(parent, 7)
     assert blocks.grow(child, 7)
     assert blocks.grow(other, 7)
-    updates, copies = blocks.take_changes()
+    updates, copies = blocks.changes.take()
     moved = [blocks.tables(fork)[0][1] for fork in (parent, child)]
     assert copies.tolist() == [[before[1], moved[0]], [before[1], moved[1]]]
     assert updates.tolist() == [[0, parent.slot, 1, moved[0]], [0, child.slot, 1, moved[1]]]
@@ -240,7 +240,7 @@ def test_forks_of_full_blocks_need_no_copies() -> None:
     blocks.fork(parent, child)
     assert blocks.grow(parent, 9)
     assert blocks.grow(child, 9)
-    assert len(blocks.take_changes()[1]) == 0
+    assert len(blocks.changes.take()[1]) == 0
     blocks.check_integrity()
 
 
@@ -256,7 +256,7 @@ def test_table_updates_name_group_slot_column_and_block_of_every_change() -> Non
         compute_to = min(end, grown.num_tokens)
         grown.num_computed = compute_to
         assert blocks.grow(grown, end)
-        updates, _ = blocks.take_changes()
+        updates, _ = blocks.changes.take()
         group, slot, column, block = updates.T
         device[group, slot, column] = block
         for group_, table in enumerate(blocks.tables(grown)):
