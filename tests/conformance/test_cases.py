@@ -17,8 +17,9 @@ TESTS = Path(__file__).parents[1]
 @pytest.fixture(scope="module")
 def tests_of():
     """The tests of each case number, as pytest collects them: sweeps, skipped and xfailed tests do not count."""
+    files = [str(file) for file in TESTS.rglob("test_*.py") if "mark.case(" in file.read_text()]
     command = [sys.executable, "-m", "pytest", "--collect-only", "-qq", "-p", "list_cases", "-m", "case and not sweep"]
-    found = subprocess.run([*command, str(TESTS)], capture_output=True, text=True, check=False, cwd=TESTS.parent,
+    found = subprocess.run([*command, *files], capture_output=True, text=True, check=False, cwd=TESTS.parent,
                            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])})
     assert found.returncode == 0, found.stdout + found.stderr
     tests = {}

@@ -53,7 +53,7 @@ def _check_any_schedule(num_examples):
 
 
 def test_any_schedule_keeps_the_invariants_and_finds_what_searches_alone_find():
-    _check_any_schedule(60)
+    _check_any_schedule(20)
 
 
 @pytest.mark.sweep
@@ -105,8 +105,8 @@ def _check_random_runs(seeds):
     assert sum(engine.num_swapped_in for engine in engines) > 2 * len(seeds)
 
 
-def test_hundreds_of_searches_on_small_pools_find_what_they_would_find_alone():
-    _check_random_runs(range(20))
+def test_dozens_of_searches_on_small_pools_find_what_they_would_find_alone():
+    _check_random_runs(range(8))
 
 
 @pytest.mark.sweep

@@ -123,7 +123,7 @@ def _check_any_schedule(num_examples: int) -> None:
 
 
 def test_any_schedule_keeps_the_invariants_and_gives_the_answers_of_requests_run_alone() -> None:
-    _check_any_schedule(120)
+    _check_any_schedule(40)
 
 
 @pytest.mark.sweep
@@ -189,8 +189,8 @@ def _check_random_runs(seeds: range) -> None:
     assert sum(engine.blocks.stats().prefix_hits for engine in engines) > 20 * len(seeds)
 
 
-def test_thousands_of_schedules_on_small_pools_give_the_answers_of_requests_run_alone() -> None:
-    _check_random_runs(range(20))
+def test_schedules_on_small_pools_give_the_answers_of_requests_run_alone() -> None:
+    _check_random_runs(range(8))
 
 
 @pytest.mark.sweep
