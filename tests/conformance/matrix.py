@@ -35,7 +35,7 @@ def make_llm(folder, dtype, **sizes):
 
 def preempting(dtype):
     """Sizes of a pool in which the requests of a mix preempt each other."""
-    return {"kv_cache_bytes": pool_bytes_of(10, BLOCK, layers=2, kv_heads=2, head_dim=8, dtype=dtype)}
+    return {"kv_cache_bytes": pool_bytes_of(10, BLOCK, layers=2, kv_heads=1, head_dim=16, dtype=dtype)}
 
 
 SETTINGS = {

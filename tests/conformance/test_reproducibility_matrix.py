@@ -13,11 +13,10 @@ import pytest
 from conformance.matrix import SETTINGS, difference, make_llm, run_alone, run_mix, sized
 from tiny_folder import write_tiny_folder
 
-SOME = ("preempted to host memory", "token budget 23, two at a time", "one step at a time, preempted",
-        "room for guesses")
+SOME = ("preempted to host memory", "one step at a time, preempted")  # whose programs are the same
 # (mixes, settings, dtype)
 CASES = [
-    pytest.param(range(4), SOME, "bfloat16", id="4 mixes, bfloat16"),
+    pytest.param(range(3), SOME, "bfloat16", id="3 mixes, bfloat16"),
     *(pytest.param(range(50), tuple(SETTINGS), dtype, id=f"50 mixes, {dtype}", marks=pytest.mark.sweep)
       for dtype in ("float32", "bfloat16")),
 ]
@@ -25,7 +24,9 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return write_tiny_folder(tmp_path_factory.mktemp("matrix") / "model", scale=0.25)
+    """A model whose heads native attention takes: in bfloat16 the kernels are those of an ordinary model."""
+    return write_tiny_folder(tmp_path_factory.mktemp("matrix") / "model", scale=0.25, num_attention_heads=2,
+                             num_key_value_heads=1)
 
 
 @pytest.fixture(scope="module")
