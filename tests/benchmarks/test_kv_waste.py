@@ -53,7 +53,7 @@ def test_the_engine_wastes_exactly_what_the_schedule_says(tmp_path):
     workload = load_workload(write_workload(tmp_path, [(9, 5), (20, 3), (2, 12), (33, 7)]))
     limits = Limits(max_model_len=64, max_num_seqs=3, max_num_batched_tokens=16)
     scheduled = list(kv_waste.scheduled_steps(workload, 4, limits))
-    assert list(kv_waste.engine_steps(workload, 4, limits, str(model), "float32")) == scheduled
+    assert list(kv_waste.engine_steps(workload, 4, limits, str(model), "bfloat16")) == scheduled
 
 
 @pytest.mark.parametrize("sizes", ["0", "eight", "16,-1"])

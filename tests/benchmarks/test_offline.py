@@ -7,7 +7,7 @@ import pytest
 from tiny_checkpoint import write_tiny_checkpoint, write_workload
 
 SIZES = ["--max-num-seqs", "4", "--max-num-batched-tokens", "32", "--block-size", "8", "--kv-cache-bytes", "200000",
-         "--dtype", "float32"]
+         "--dtype", "bfloat16"]
 
 
 def test_measures_each_workload_in_its_own_process_cold_and_with_a_warm_prefix_cache(tmp_path, capsys):
@@ -23,7 +23,7 @@ def test_measures_each_workload_in_its_own_process_cold_and_with_a_warm_prefix_c
     first, second = found["results"]
     assert [len(each["passes"]) for each in (first, second)] == [1, 2]
     for result in (first, second):
-        assert result["dtype"] == "float32"
+        assert result["dtype"] == "bfloat16"
         assert result["engine"]["block_size"] == 8
         assert result["compiled_while_timed"] == 0
         start_up = result["start_up"]

@@ -15,7 +15,7 @@ def model(tmp_path_factory):
 
 def run(model, tmp_path, *arguments):
     path = tmp_path / "scaling.json"
-    status = scaling.main(["--model", str(model), "--dtype", "float32", "--kv-cache-bytes", "1M", "--repeat", "2",
+    status = scaling.main(["--model", str(model), "--dtype", "bfloat16", "--kv-cache-bytes", "1M", "--repeat", "2",
                            "--json", str(path), *arguments])
     assert status == 0
     document = tmp_path / "document.md"

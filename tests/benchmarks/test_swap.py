@@ -11,7 +11,7 @@ def test_the_same_requests_run_with_and_without_swap_and_what_was_computed_again
     model, path = write_tiny_checkpoint(tmp_path / "model"), tmp_path / "report.json"
     sizes = {"requests": 4, "prompt-tokens": 40, "output-tokens": 90, "share": 0.7, "repeat": 1}
     options = [text for name, value in sizes.items() for text in (f"--{name}", str(value))]
-    assert swap.main(["--model", str(model), "--dtype", "float32", "--json", str(path), *options]) == 0
+    assert swap.main(["--model", str(model), "--dtype", "bfloat16", "--json", str(path), *options]) == 0
     roomy, recompute, swapping = json.loads(path.read_text())["results"]
     assert [each["name"] for each in (roomy, recompute, swapping)] == ["roomy", "recompute", "swap"]
     assert (roomy["preemptions"], roomy["tokens_again"], roomy["tokens_computed"]) == (0, 0, 4 * 129)
