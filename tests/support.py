@@ -14,10 +14,8 @@ from jaxllm.sampling_params import SamplingParams
 
 TINY = {
     "family": "llama", "vocab_size": 199, "hidden_size": 48, "num_layers": 2, "num_heads": 6, "num_kv_heads": 2,
-    "head_dim": 16, "intermediate_size": 80, "max_position_embeddings": 512, "tie_word_embeddings": True,
+    "head_dim": 8, "intermediate_size": 80, "max_position_embeddings": 512, "tie_word_embeddings": True,
 }
-"""Native attention takes these heads: in bfloat16 the kernels are those of an ordinary model."""
-
 EOS = 7
 
 
