@@ -122,6 +122,7 @@ def register_all() -> None:
         summary="float64 on the host, for tests",
     )
     _register_sampling()
+    _register_quantized()
 
 
 def _register_sampling() -> None:
@@ -147,6 +148,32 @@ def _register_sampling() -> None:
             "oracle",
             _loader("pallas_kernels.sampling.oracle", f"{operation}_oracle"),
             summary="a sort in float64 on the host, for tests",
+        )
+
+
+def _register_quantized() -> None:
+    for operation in ("quantized_matmul", "quantized_swiglu"):
+        register(
+            operation,
+            "cpu",
+            _loader("pallas_kernels.quantized.cpu", f"{operation}_cpu"),
+            summary="native, bfloat16, decoded in the cache",
+            default_on=("cpu",),
+            unavailable=cpu.unavailable,
+            unsupported=_lazy("pallas_kernels.quantized.cpu", "unsupported"),
+        )
+        register(
+            operation,
+            "xla",
+            _loader("pallas_kernels.quantized.xla", f"{operation}_xla"),
+            summary="decoding and one dot, any backend",
+            default_on=PLATFORMS,
+        )
+        register(
+            operation,
+            "oracle",
+            _loader("pallas_kernels.quantized.oracle", f"{operation}_oracle"),
+            summary="float64 on the host, for tests",
         )
 
 
