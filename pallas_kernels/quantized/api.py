@@ -53,7 +53,7 @@ def dequantize(
     weight: UInt8[Array, "O bytes"], kind: str, scale: Float[Array, " O"] | None = None,
     dtype: DTypeLike = jnp.float32,
 ) -> Float[Array, "O I"]:
-    """The numbers of some rows: decoded in float32, of I8 multiplied by the rows' factors, rounded once to ``dtype``."""
+    """The numbers of some rows: decoded in float32, of I8 times the rows' factors, rounded once to ``dtype``."""
     rows = decode(weight, _checked_format(weight, kind, scale), kind)
     return (rows if scale is None else rows * scale[:, None]).astype(dtype)
 
