@@ -80,8 +80,9 @@ bool to_float32(GGUFKind kind, const uint8_t* raw, int64_t blocks, Float32 out) 
 bool decode_gguf_avx512(int kind, const uint8_t* raw, int64_t blocks, void* out, bool bfloat16) {
   const GGUFKind known = static_cast<GGUFKind>(kind);
   if (!bfloat16) return to_float32(known, raw, blocks, Float32{static_cast<float*>(out)});
-  const DecodeSteps decode = decoder_of(known);
-  if (decode != nullptr) decode(raw, 0, blocks * block_of(known).elements / 32, static_cast<char*>(out), 64, 0);
+  const Decode decode = decoder_of(known);
+  if (decode != nullptr)
+    decode({raw, 0, 1}, 0, blocks * block_of(known).elements / 32, static_cast<char*>(out), {0, 64}, 0);
   return decode != nullptr;
 }
 

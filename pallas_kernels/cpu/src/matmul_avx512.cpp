@@ -69,9 +69,8 @@ constexpr int kOutputsAtOnce = 4;
 const uint16_t* plain_rows(const Matmul& m, int64_t row, int64_t count, uint16_t* scratch) {
   const uint8_t* stored = m.w + row * m.row_bytes;
   if (m.kind == GGUFKind::kBF16) return reinterpret_cast<const uint16_t*>(stored);
-  for (int64_t r = 0; r < count; ++r)
-    decoder_of(m.kind)(stored + r * m.row_bytes, 0, num_steps(m.inputs), reinterpret_cast<char*>(scratch + r * m.inputs),
-                       64, kOutputsAtOnce * m.row_bytes);
+  decoder_of(m.kind)({stored, m.row_bytes, count}, 0, num_steps(m.inputs), reinterpret_cast<char*>(scratch),
+                     {2 * m.inputs, 64}, count * m.row_bytes);
   return scratch;
 }
 

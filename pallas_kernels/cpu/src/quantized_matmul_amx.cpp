@@ -13,22 +13,18 @@ struct Decoded {
   int64_t steps_in_block() const { return block.elements > kInputsPerStep ? block.elements / kInputsPerStep : 1; }
 
   void fill(int64_t row, int64_t count, int64_t step, int64_t steps, char* to, Place next) const {
-    const uint8_t* from = m.w + row * m.row_bytes;
     const int64_t bytes = (next.step - step) * kInputsPerStep / block.elements * block.bytes;
     const int64_t ahead = next.row == kNoOutput ? 0 : (next.row - row) * m.row_bytes + bytes;
-    for (int64_t r = 0; r < kPanel; ++r, to += 64) {
-      if (r < count) {
-        decode(from + r * m.row_bytes, step, steps, to, kTileBytes, ahead);
-      } else {
-        for (int64_t s = 0; s < steps; ++s) _mm512_store_si512(to + s * kTileBytes, _mm512_setzero_si512());
-      }
-    }
+    const int64_t stored = count < kPanel ? count : kPanel;
+    decode({m.w + row * m.row_bytes, m.row_bytes, stored}, step, steps, to, {64, kTileBytes}, ahead);
+    for (int64_t r = stored; r < kPanel; ++r)
+      for (int64_t s = 0; s < steps; ++s) _mm512_store_si512(to + r * 64 + s * kTileBytes, _mm512_setzero_si512());
   }
 
   Ahead ahead(Place, int64_t, int64_t) const { return {nullptr, 0, 0, 1, 0}; }  // decoding does it
 
   const Matmul& m;
-  const DecodeSteps decode;
+  const Decode decode;
   const Block block;
 };
 
