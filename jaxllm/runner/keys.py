@@ -21,8 +21,8 @@ VOCAB_LOGPROB_ROWS = 8
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LayerChunk:
-    """A run of layers that one call computes. Runs of the same kind, a number, have equal graphs and parameters and share
-    their executable."""
+    """A run of layers that one call computes. Runs of the same kind, a number, have equal graphs, and parameters that
+    are kept alike, and share their executable."""
 
     kind: int
     layers: slice

@@ -74,7 +74,8 @@ def check_params(model: Model, params: Any) -> Params:
     found, treedef = jax.tree_util.tree_flatten_with_path(params, is_leaf=is_stored)
     leaves = {".".join(str(_key(part)) for part in path): leaf for path, leaf in found}
     missing, unknown = model.specs.keys() - leaves.keys(), leaves.keys() - model.specs.keys()
-    wrong = [what for path, spec in model.specs.items() if path in leaves and (what := _misfit(path, leaves[path], spec))]
+    misfits = (_misfit(path, leaves[path], spec) for path, spec in model.specs.items() if path in leaves)
+    wrong = [misfit for misfit in misfits if misfit is not None]
     problems = [f"{path} is missing" for path in sorted(missing)]
     problems += [*(f"{path} is unknown" for path in sorted(unknown)), *wrong]
     if problems:
@@ -87,20 +88,21 @@ def check_params(model: Model, params: Any) -> Params:
 def _misfit(path: str, leaf: Any, spec: ParamSpec) -> str | None:
     """What is wrong with a parameter, or ``None``."""
     if is_stored(leaf):
-        wanted, given = spec.abstract(), jax.tree.map(jax.typeof, leaf)
-        kinds = sorted({str(part.kind) for part in spec.parts}) or ["no"]
-        same = jax.tree.structure(wanted) == jax.tree.structure(given) and all(
-            (one.shape, one.dtype) == (other.shape, other.dtype)
-            for one, other in zip(jax.tree.leaves(wanted), jax.tree.leaves(given), strict=True))
-        return None if same else f"{path} has other quantized rows than this engine, which keeps {', '.join(kinds)} of them"
+        return None if _like(leaf) == _like(spec.abstract()) else (
+            f"{path} has other quantized rows than this engine, which keeps {spec.kinds}")
     if np.shape(leaf) != spec.shape:
         return f"{path} has shape {np.shape(leaf)}, not {spec.shape}"
     if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
         return f"{path} holds {jnp.result_type(leaf)}, not floating-point numbers"
-    if spec.parts and {part.kind for part in spec.parts} != {INT8}:
-        return (f"{path} is kept quantized, as {', '.join(str(part.kind) for part in spec.parts)}, and plain numbers "
-                "cannot take its place: give rows of that kind, or make the engine with quantization=None")
+    if spec.parts and any(part.kind != INT8 for part in spec.parts):
+        return (f"{path} is kept as {spec.kinds}, and plain numbers cannot take its place: give rows of that kind, or "
+                "make the engine with quantization=None")
     return None
+
+
+def _like(leaf: Any) -> tuple[Any, list[Any]]:
+    leaves, structure = jax.tree.flatten(leaf)
+    return structure, [(array.shape, np.dtype(array.dtype)) for array in leaves]
 
 
 def _placed(leaf: Any, spec: ParamSpec) -> Any:

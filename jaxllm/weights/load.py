@@ -161,7 +161,8 @@ def _load_parts(source: ModelSource, spec: ParamSpec, pieces: Sequence[Piece], p
     from jaxllm.weights.rows import QuantizedRows, joined
     from pallas_kernels.quantized import FORMATS
 
-    left, loaded = list(pieces), []
+    left = list(pieces)
+    loaded: list[Any] = []
     for part in spec.parts:
         own: list[Piece] = []
         while sum(_piece_shape(source, piece)[0] for piece in own) < part.rows:

@@ -21,8 +21,8 @@ INT8 = "I8"
 def check_quantization(quantization: Any, source: ModelSource | None = None) -> None:
     """Raise ``ParameterError`` unless it is ``None`` or a choice, and one that the checkpoint allows."""
     if quantization is not None and not (isinstance(quantization, str) and quantization in QUANTIZATIONS):
-        raise ParameterError("quantization", quantization, "None, 'gguf' (blocks as a .gguf file stores them) or 'int8' "
-                             "(made while loading, from any checkpoint)")
+        raise ParameterError("quantization", quantization, "None, 'gguf' (weights as a .gguf file stores them) or "
+                             "'int8' (made while loading, from any checkpoint)")
     if quantization == "gguf" and source is not None and not isinstance(source, GGUFSource):
         raise ParameterError("quantization", quantization, f"only for .gguf files, which {source.path} is not; 'int8' "
                              "quantizes any checkpoint while it is loaded")

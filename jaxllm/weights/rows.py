@@ -58,8 +58,9 @@ class StoredRows:
         if self.kind is None:
             return jax.ShapeDtypeStruct((self.rows, columns), dtype)
         found = FORMATS[self.kind]
-        scale = jax.ShapeDtypeStruct((self.rows,), jnp.float32) if found.scaled else None
-        return QuantizedRows(jax.ShapeDtypeStruct((self.rows, found.row_bytes(columns)), jnp.uint8), scale, self.kind)
+        scale: Any = jax.ShapeDtypeStruct((self.rows,), jnp.float32) if found.scaled else None
+        blocks: Any = jax.ShapeDtypeStruct((self.rows, found.row_bytes(columns)), jnp.uint8)
+        return QuantizedRows(blocks, scale, self.kind)
 
 
 def int8_rows(rows: Any) -> QuantizedRows:

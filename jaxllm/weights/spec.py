@@ -44,6 +44,11 @@ class ParamSpec:
             return sum(part.nbytes(self.shape[1], itemsize) for part in self.parts)
         return self.size * itemsize
 
+    @property
+    def kinds(self) -> str:
+        """How its rows are kept, for people."""
+        return " and ".join(dict.fromkeys(part.kind or self.dtype.name for part in self.parts)) or str(self.dtype.name)
+
     def abstract(self) -> Any:
         """Its arrays as shapes and dtypes: one, or a tree where it is kept in parts."""
         import jax
