@@ -66,7 +66,8 @@ def bench(
     sizes = engine.given()
     if sizes["max_num_seqs"] is None:
         sizes["max_num_seqs"] = work.concurrency
-    llm = LLM(source, dtype=dtype, quantization=quantization, skip_tokenizer_init=True, speculative_config=None, **sizes)
+    llm = LLM(source, dtype=dtype, quantization=quantization, skip_tokenizer_init=True, speculative_config=None,
+              **sizes)
     lengths = {"prompt_tokens": work.prompt_tokens, "output_tokens": work.output_tokens, "repeat": work.repeat}
     console.note("measuring one request alone ...")
     alone = measure_speed(llm, requests=1, **lengths)
@@ -76,7 +77,8 @@ def bench(
     machine = measure_machine(model.dtype)
     costs = ModelCosts.of(model, cache_spec(model, engine.kv_cache_dtype))
     report = {
-        "model": source.name, "dtype": model.dtype.name, "quantization": quantization, "parameters": model.num_parameters,
+        "model": source.name, "dtype": model.dtype.name, "quantization": quantization,
+        "parameters": model.num_parameters,
         "engine": dataclasses.asdict(llm.engine.config), "machine": _machine(machine, model),
         "latency": dataclasses.asdict(alone), "throughput": dataclasses.asdict(together),
         "roofline": list(_roofline(costs, machine, alone, together, llm.engine.config.max_num_batched_tokens)),

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from kernels.quantized_rows import random_rows
 
 from pallas_kernels import cpu, dequantize, matmul, quantized_matmul, quantized_swiglu, swiglu
 from pallas_kernels.quantized import FORMATS
@@ -49,19 +50,6 @@ CASES = [pytest.param(kind, *shape, marks=() if shape in ((768, 130), (576, 96))
          for kind in FORMATS for shape in shapes_of(kind)]
 
 
-def stored(kind, inputs, outputs, seed=0):
-    """Random codes under scales of a checkpoint's size: uint8 [O, bytes], and I8's factors."""
-    generator = np.random.default_rng(seed)
-    layout = FORMATS[kind]
-    blocks = generator.integers(0, 256, (outputs * (inputs // layout.block), layout.nbytes), np.uint8)
-    places = {"Q4_0": [0], "Q4_1": [0, 2], "Q8_0": [0], "Q4_K": [0, 2], "Q6_K": [208], "I8": []}[kind]
-    for at in places:
-        scales = generator.normal(0, 1e-4 if kind == "Q6_K" else 1e-3, len(blocks)).astype(np.float16)
-        blocks[:, at : at + 2] = scales.view(np.uint8).reshape(-1, 2)
-    scale = generator.uniform(1e-4, 1e-2, outputs).astype(np.float32) if layout.scaled else None
-    return blocks.reshape(outputs, inputs // layout.block * layout.nbytes), scale
-
-
 def activations(tokens, inputs, seed=1):
     return jnp.asarray(np.random.default_rng(seed).normal(size=(tokens, inputs)), jnp.bfloat16)
 
@@ -89,21 +77,21 @@ def assert_same_bits(actual, wanted):
 def test_formats_are_those_of_the_gguf_package(kind):
     layout, theirs = FORMATS[kind], gguf.GGMLQuantizationType[kind]
     assert (theirs.value, *gguf.GGML_QUANT_SIZES[theirs]) == (layout.number, layout.block, layout.nbytes)
-    weight, _ = stored(kind, 512, 9)
+    weight, _ = random_rows(kind, 512, 9)
     wanted = gguf.quants.dequantize(weight, theirs)
     assert_same_bits(rows_of(weight, kind), wanted)
     assert_same_bits(jax.jit(dequantize, static_argnums=1)(weight, kind), wanted)
 
 
 def test_rows_of_i8_are_codes_times_factors():
-    weight, scale = stored("I8", 40, 9)
+    weight, scale = random_rows("I8", 40, 9)
     wanted = weight.view(np.int8).astype(np.float32) * scale[:, None]
     assert_same_bits(dequantize(weight, "I8", scale), wanted)
 
 
 @pytest.mark.parametrize(("kind", "inputs", "outputs"), CASES)
 def test_products_have_the_bits_of_those_with_decoded_weights(kind, inputs, outputs, instruction_set):
-    weight, scale = stored(kind, inputs, outputs)
+    weight, scale = random_rows(kind, inputs, outputs)
     x = activations(max(TOKENS), inputs)
     for out_dtype in (jnp.bfloat16, jnp.float32):
         wanted = np.asarray(expected(kind, x, weight, scale, out_dtype))
@@ -113,7 +101,7 @@ def test_products_have_the_bits_of_those_with_decoded_weights(kind, inputs, outp
 
 @pytest.mark.parametrize(("kind", "inputs", "outputs"), CASES)
 def test_gated_products_have_the_bits_of_those_with_decoded_weights(kind, inputs, outputs, instruction_set):
-    weight, scale = stored(kind, inputs, 2 * outputs)
+    weight, scale = random_rows(kind, inputs, 2 * outputs)
     x = activations(max(TOKENS), inputs)
     if scale is None:
         wanted = np.asarray(plain_gated(x, decoded(kind, weight), "cpu"))
@@ -128,7 +116,7 @@ def test_gated_products_have_the_bits_of_those_with_decoded_weights(kind, inputs
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 @pytest.mark.parametrize("kind", FORMATS)
 def test_xla_is_near_the_oracle(kind, dtype):
-    weight, scale = stored(kind, 256, 14)
+    weight, scale = random_rows(kind, 256, 14)
     x = activations(9, 256).astype(dtype)
     magnitude = np.abs(np.asarray(x, np.float64)) @ np.abs(rows_of(weight, kind).astype(np.float64)).T
     magnitude *= 1 if scale is None else scale
@@ -167,7 +155,7 @@ def test_the_bits_do_not_depend_on_the_number_of_threads():
 @pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize(("rows", "outputs"), [(0, 5), (5, 0)])
 def test_nothing_in_nothing_out(kind, rows, outputs):
-    weight, scale = stored(kind, 256, 2 * outputs)
+    weight, scale = random_rows(kind, 256, 2 * outputs)
     x = activations(rows, 256)
     assert product(x, weight, kind, scale, None, "cpu").shape == (rows, 2 * outputs)
     assert gated(x, weight, kind, scale, "cpu").shape == (rows, outputs)
@@ -210,7 +198,7 @@ def test_what_the_library_does_not_take_is_said(x, dtype, message):
 
 
 def test_i8_of_any_number_of_inputs_is_left_to_xla():
-    weight, scale = stored("I8", 48, 6)
+    weight, scale = random_rows("I8", 48, 6)
     x = activations(8, 48)
     assert_same_bits(product(x, weight, "I8", scale), product(x, weight, "I8", scale, None, "xla"))
 
