@@ -50,6 +50,7 @@ from jaxllm.scoring import Score, Text, score
 from jaxllm.tokenization import Tokenizer
 from jaxllm.tokenization.chat import Message
 from jaxllm.weights import ModelSource
+from jaxllm.weights.files import trim_heap
 from jaxllm.weights.quantization import check_quantization
 
 logger = logging.getLogger("jaxllm")
@@ -191,6 +192,7 @@ class LLM:
             compile_first=lambda programs: first_programs(programs, first_step or FirstStep()),
             stats_log=None if disable_log_stats else StatsLog(),
         )
+        trim_heap()
         self.model_config = opened.model.config
         self._said: set[str] = set()
 
