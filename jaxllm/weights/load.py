@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxllm.errors import CheckpointError, ParameterError
 from jaxllm.weights.convert import cast
-from jaxllm.weights.files import empty_aligned, trim_heap
+from jaxllm.weights.files import empty_aligned
 from jaxllm.weights.quantization import quantize_int8
 from jaxllm.weights.source import ModelSource
 from jaxllm.weights.spec import ParamSpec, Piece
@@ -73,7 +73,6 @@ def load_params(
             done += spec.nbytes
             if progress is not None:
                 progress(done, total)
-    trim_heap()
     return params
 
 
