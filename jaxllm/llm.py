@@ -51,6 +51,8 @@ from jaxllm.scoring import Score, Text, score
 from jaxllm.tokenization import Tokenizer
 from jaxllm.tokenization.chat import Message
 from jaxllm.weights import ModelSource
+from jaxllm.weights.files import trim_heap
+from jaxllm.weights.quantization import check_quantization
 
 logger = logging.getLogger("jaxllm")
 
@@ -75,6 +77,9 @@ class LLM:
     dtype: of weights and activations: "bfloat16", "float16" ("half"), "float32" ("float") or "auto", which takes
         bfloat16 where the hardware multiplies it natively. Norms, softmax, rotary tables, logits and sampling are
         float32 always.
+    quantization: ``None`` decodes quantized checkpoints on loading; "gguf" keeps matrices as a ``.gguf`` file stores
+        them and computes with their blocks, for the same outputs from less memory; "int8" makes 8-bit matrices of any
+        checkpoint while it is loaded, each row with a factor of its own.
     seed: what the seeds of requests without one derive from, together with their order of arrival: the same calls then
         give the same outputs in every run. ``None`` draws them from the operating system.
     max_model_len: the most tokens of a prompt and its output, also as "8k" (8,000) or "8K" (8,192); ``None``, "auto"
@@ -120,6 +125,7 @@ class LLM:
         revision: str | None = None,
         load_format: str = "auto",
         dtype: Any = "auto",
+        quantization: str | None = None,
         seed: int | None = None,
         max_model_len: int | str | None = None,
         max_num_seqs: int | None = None,
@@ -170,13 +176,14 @@ class LLM:
             overlap=overlap,
             speculative_config=speculative_config,
         )
+        check_quantization(quantization)
         source = open_source(model, revision, load_format)
         self._sampling_defaults = sampling_defaults(source, generation_config, override_generation_config)
         has_weights = load_format != "dummy"
         with ThreadPoolExecutor(1, "tokenizer") as pool:
             chosen: Any = model if tokenizer is None and tokenizer_revision is not None else tokenizer
             reading = None if skip_tokenizer_init else pool.submit(read_tokenizer, source, chosen, tokenizer_revision)
-            opened = open_model(source, dtype, has_weights=has_weights)
+            opened = open_model(source, dtype, quantization=quantization, has_weights=has_weights)
             self.tokenizer: Tokenizer | None = None if reading is None else reading.result()
         self._chat_template = read_template(chat_template, self.tokenizer)
         self.engine: Engine = build_engine(
@@ -188,6 +195,7 @@ class LLM:
             compile_first=lambda programs: first_programs(programs, first_step or FirstStep()),
             stats_log=None if disable_log_stats else StatsLog(),
         )
+        trim_heap()
         self.model_config = opened.model.config
         self._said: set[str] = set()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from jaxllm.weights import (
     load_params,
     resolve,
 )
+from jaxllm.weights.quantization import check_quantization, quantized_specs
 from jaxllm.weights.safetensors import read_json
 
 logger = logging.getLogger("jaxllm")
@@ -97,15 +98,21 @@ class OpenedModel:
     model: Model
 
 
-def open_model(source: ModelSource, dtype: Any, *, has_weights: bool = True) -> OpenedModel:
+def open_model(source: ModelSource, dtype: Any, *, quantization: str | None = None, has_weights: bool = True
+               ) -> OpenedModel:
     """Describe the model of a checkpoint; raises if the architecture is unknown or its tensors do not fit.
 
+    quantization: what becomes of its matrices (``jaxllm.weights.quantization``).
     has_weights: whether tensors are wanted of the checkpoint at all.
     """
+    check_quantization(quantization, source)
     family = family_of(source.config)
     config = family.decoder_config(source.config)
     if not has_weights:
-        return OpenedModel(family, build_model(config, resolve_dtype(dtype, jax.default_backend())))
+        if quantization == "gguf":
+            raise ParameterError("quantization", quantization, "None or 'int8' where weights are random")
+        model = build_model(config, resolve_dtype(dtype, jax.default_backend()))
+        return OpenedModel(family, _quantized(model, {}, None, quantization))
     if config.num_layers > len(source.tensors):
         # Before anything is made for each of them: a damaged config can ask for billions.
         raise CheckpointError(f"{source.path} does not fit the model: its config asks for {config.num_layers} layers, "
@@ -113,7 +120,14 @@ def open_model(source: ModelSource, dtype: Any, *, has_weights: bool = True) -> 
     model = build_model(config, resolve_dtype(dtype, jax.default_backend()))
     plan = {path: [Piece(name) for name in names] for path, names in family.weight_map(config).items()}
     check_checkpoint(source, model.specs, plan, family.ignored_tensors(config))
-    return OpenedModel(family, model)
+    return OpenedModel(family, _quantized(model, plan, source, quantization))
+
+
+def _quantized(model: Model, plan: Mapping[str, Sequence[Piece]], source: ModelSource | None, quantization: str | None
+               ) -> Model:
+    if quantization is None:
+        return model
+    return dataclasses.replace(model, specs=quantized_specs(model.specs, plan, source, quantization))
 
 
 def load_weights(source: ModelSource, opened: OpenedModel) -> Params:

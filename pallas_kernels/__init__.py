@@ -23,6 +23,7 @@ from pallas_kernels.paged_attention import (
     paged_attention_metadata,
     positions_and_rows,
 )
+from pallas_kernels.quantized import dequantize, quantized_matmul, quantized_swiglu
 from pallas_kernels.registry import explain, implementations, operations
 from pallas_kernels.rope_kv_write import rope_kv_write
 from pallas_kernels.swiglu import swiglu
@@ -32,6 +33,7 @@ _register_all()
 __all__ = [
     "PagedAttentionMetadata",
     "TokenRows",
+    "dequantize",
     "explain",
     "implementations",
     "kv_write",
@@ -40,6 +42,8 @@ __all__ = [
     "paged_attention",
     "paged_attention_metadata",
     "positions_and_rows",
+    "quantized_matmul",
+    "quantized_swiglu",
     "rope_kv_write",
     "swiglu",
 ]

@@ -52,6 +52,14 @@ def register_all() -> None:
             xla="passes over a few rows, any backend",
             oracle="a sort in float64 on the host, for tests",
         )
+    for operation in ("quantized_matmul", "quantized_swiglu"):
+        _register(
+            operation,
+            folder="quantized",
+            cpu="native, bfloat16, decoded in the cache",
+            xla="decoding and one dot, any backend",
+            oracle="float64 on the host, for tests",
+        )
 
 
 def _register(

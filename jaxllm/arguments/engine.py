@@ -16,7 +16,7 @@ _NO_SERVER = "it concerns vLLM's server, which jaxllm does not have; leave it ou
 _CHUNKS = "prompts are always computed in chunks beside running requests, within max_num_batched_tokens"
 _NO_METRICS = "see LLM.stats() and disable_log_stats=False for figures, and jax.profiler for traces"
 _WEIGHTS_ON_DEVICE = "weights stay on the device; take a smaller dtype or model"
-_FROM_CHECKPOINT = "weights are computed with in dtype; a .gguf file may be quantized, and is dequantized on loading"
+_FROM_CHECKPOINT = 'set quantization="gguf" for a .gguf file, or "int8" for any checkpoint'
 _HUB = "the settings of huggingface_hub apply: "
 _OWN_CACHE = "jaxllm manages one cache for all layers; set kv_cache_bytes or block_size"
 _ONE_GRAMMAR = "jaxllm has one grammar library; leave it out, and see SamplingParams.structured_outputs"
@@ -32,6 +32,8 @@ ENGINE_ARGUMENTS = ArgumentTable("LLM", [
         chat_template=(None, "a template's source, its name or its file; the default of `chat`"),
         revision=(None, ""),
         dtype=("auto", '"auto" goes by the hardware, not by the checkpoint: bfloat16 where it is fast, else float32'),
+        quantization=(None, '"gguf" computes with the blocks of a `.gguf` file, "int8" with 8-bit weights made while '
+                      "loading; others are refused"),
         seed=(0, "`None`: unseeded requests differ from run to run, and report the seed they used. With a seed, theirs "
               "follow from it and their order of arrival"),
         max_model_len=(None, 'also "8k" (8,000) and "8K" (8,192); `None`, "auto" and -1 take what fits'),
@@ -70,7 +72,7 @@ ENGINE_ARGUMENTS = ArgumentTable("LLM", [
     *refused("weights are read in parallel, with no bar; leave it out",
              None, {}, True, False, model_loader_extra_config={}, safetensors_load_strategy=None,
              max_parallel_loading_workers=None, use_tqdm_on_load=True, pt_load_map_location="cpu"),
-    *refused(_FROM_CHECKPOINT, None, False, quantization=None, quantization_config=None,
+    *refused(_FROM_CHECKPOINT, None, False, quantization_config=None,
              allow_deprecated_quantization=False, quantization_param_path=None),
     *refused("models are written in JAX; leave it out", "vllm", model_impl="auto"),
     *refused("programs are always compiled, and a first start takes seconds; leave it out", enforce_eager=False),

@@ -41,6 +41,8 @@ def bench(
         help="Hub id, folder, .gguf file or packaged name; by default the packaged model.")] = None,
     revision: Annotated[str | None, _model("--revision", "Branch, tag or commit of a hub model.")] = None,
     dtype: Annotated[str, _model("--dtype", "auto, bfloat16, float16 or float32.", show_default=True)] = "auto",
+    quantization: Annotated[str | None, _model(
+        "--quantization", "gguf (as a .gguf file stores its weights) or int8; by default they are decoded.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -60,11 +62,12 @@ def bench(
     from jaxllm.weights import default_model
 
     source = open_source(name or default_model(), revision)
-    model = open_model(source, dtype).model
+    model = open_model(source, dtype, quantization=quantization).model
     sizes = engine.given()
     if sizes["max_num_seqs"] is None:
         sizes["max_num_seqs"] = work.concurrency
-    llm = LLM(source, dtype=dtype, skip_tokenizer_init=True, speculative_config=None, **sizes)
+    llm = LLM(source, dtype=dtype, quantization=quantization, skip_tokenizer_init=True, speculative_config=None,
+              **sizes)
     lengths = {"prompt_tokens": work.prompt_tokens, "output_tokens": work.output_tokens, "repeat": work.repeat}
     console.note("measuring one request alone ...")
     alone = measure_speed(llm, requests=1, **lengths)
@@ -74,7 +77,8 @@ def bench(
     machine = measure_machine(model.dtype)
     costs = ModelCosts.of(model, cache_spec(model, engine.kv_cache_dtype))
     report = {
-        "model": source.name, "dtype": model.dtype.name, "parameters": model.num_parameters,
+        "model": source.name, "dtype": model.dtype.name, "quantization": quantization,
+        "parameters": model.num_parameters,
         "engine": dataclasses.asdict(llm.engine.config), "machine": _machine(machine, model),
         "latency": dataclasses.asdict(alone), "throughput": dataclasses.asdict(together),
         "roofline": list(_roofline(costs, machine, alone, together, llm.engine.config.max_num_batched_tokens)),
@@ -118,7 +122,8 @@ def _phase(name: str, cost: Cost, seconds: float, machine: MachineSpeed) -> dict
 
 def _print(report: dict[str, Any]) -> None:
     machine, engine = report["machine"], report["engine"]
-    print(console.bold(report["model"], sys.stdout) + f"  {report['parameters']:,} parameters in {report['dtype']}")
+    print(console.bold(report["model"], sys.stdout) + f"  {report['parameters']:,} parameters in {report['dtype']}"
+          + (f", quantization {report['quantization']}" if report["quantization"] else ""))
     print(f"  {machine['device']}: reads {machine['bytes_per_second'] / 1e9:.1f} GB/s, multiplies at "
           f"{machine['flops_per_second'] / 1e9:,.0f} GFLOP/s")
     print("  kernels: " + ", ".join(f"{operation}: {name}" for operation, name in machine["kernels"].items()))

@@ -112,7 +112,11 @@ def _machine(machine: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def _memory(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     running, fits = report["running"], report["fits"]
     why = ", the default here" if running["dtype_chosen"] else ""
-    yield "weights", f"{format_bytes(running['weight_bytes'])} in {running['dtype']}{why}"
+    if running["quantization"] is None:
+        yield "weights", f"{format_bytes(running['weight_bytes'])} in {running['dtype']}{why}"
+    else:
+        kinds = ", ".join(f"{kind} {format_bytes(nbytes)}" for kind, nbytes in running["kinds"].items())
+        yield "weights", f"{format_bytes(running['weight_bytes'])}: {kinds}; computed with in {running['dtype']}{why}"
     yield "KV cache per token", format_bytes(running["kv_bytes_per_token"])
     yield "KV cache, full context", format_bytes(running["kv_bytes_full_context"])
     if "error" in fits:

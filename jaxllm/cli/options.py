@@ -60,6 +60,8 @@ class ModelOptions:
     revision: Annotated[str | None, _model("--revision", "Branch, tag or commit of a hub model.")] = None
     tokenizer: Annotated[str | None, _model("--tokenizer", "Take the tokenizer from another model.")] = None
     dtype: Annotated[str, _model("--dtype", "auto, bfloat16, float16 or float32.", show_default=True)] = "auto"
+    quantization: Annotated[str | None, _model(
+        "--quantization", "gguf (as a .gguf file stores its weights) or int8; by default they are decoded.")] = None
 
 
 @dataclasses.dataclass(frozen=True)

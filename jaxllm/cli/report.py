@@ -106,12 +106,21 @@ def _describe_model(report: Report, source: ModelSource, tokenizer: Tokenizer | 
     family = family_of(source.config)
     config = family.decoder_config(source.config)
     report["model"] |= {"family": family.name, **_architecture(config)}
-    model = (open_model(source, options.dtype).model if source.tensors
+    model = (open_model(source, options.dtype, quantization=options.quantization).model if source.tensors
              else build_model(config, resolve_dtype(options.dtype, jax.default_backend())))
     report["model"]["parameters"] = model.num_parameters
     report["running"] = {"dtype": model.dtype.name, "dtype_chosen": options.dtype == "auto",
-                         "weight_bytes": model.weight_bytes}
+                         "weight_bytes": model.weight_bytes, "quantization": options.quantization,
+                         "kinds": _kinds(model)}
     _describe_engine(report, model, tokenizer, engine)
+
+
+def _kinds(model: Model) -> dict[str, int]:
+    """Bytes of the parameters by how they are kept, the most first."""
+    found: dict[str, int] = {}
+    for spec in model.specs.values():
+        found[spec.kinds] = found.get(spec.kinds, 0) + spec.nbytes
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
 def _architecture(config: Any) -> Report:
@@ -178,6 +187,8 @@ def kernels_of(model: Model) -> dict[str, str]:
     operands: dict[str, dict[str, Any]] = {
         "matmul": {"x": weight, "weight": weight, "out_dtype": model.dtype}, "swiglu": {"x": weight, "weight": weight},
         "paged_attention": {"q": query}, "rope_kv_write": {"k_pool": query}}
+    blocks = {"x": weight, "weight": weight, "kind": "I8", "scale": None}
+    operands |= {"quantized_matmul": {**blocks, "out_dtype": model.dtype}, "quantized_swiglu": blocks}
     return {operation: registry.choose(operation, operands=operands.get(operation, {"logits": logits})
                                        ).implementation.name for operation in registry.operations()}
 

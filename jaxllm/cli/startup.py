@@ -74,5 +74,5 @@ def start(
     sizes = engine.given()
     if sizes["max_num_seqs"] is None:
         sizes["max_num_seqs"] = enough_seqs(num_seqs)
-    return LLM(checkpoint.source, tokenizer=checkpoint.tokenizer, dtype=model.dtype,
+    return LLM(checkpoint.source, tokenizer=checkpoint.tokenizer, dtype=model.dtype, quantization=model.quantization,
                first_step=FirstStep(num_tokens, params), **sizes)

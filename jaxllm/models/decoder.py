@@ -65,7 +65,7 @@ class GatedMLP(nnx.Module):
 
     def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
         bias = None if self.gate_up.bias is None else self.gate_up.bias[...]
-        return self.down(gated_linear(x, self.gate_up.weight[...], bias))
+        return self.down(gated_linear(x, self.gate_up.weight.get_value(), bias))
 
 
 class DecoderLayer(nnx.Module):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, DTypeLike, Float, Int
 
-from jaxllm.models.linear import linear
+from jaxllm.models.linear import linear, rows_at
 from pallas_kernels.reductions import row_sum
 
 
@@ -27,7 +27,7 @@ class Linear(nnx.Module):
         self.bias = parameter((size_out,), dtype, axes[:1]) if bias else None
 
     def __call__(self, x: Float[Array, "T I"]) -> Float[Array, "T O"]:
-        y = linear(x, self.weight[...])
+        y = linear(x, self.weight.get_value())
         return y if self.bias is None else y + self.bias[...]
 
 
@@ -51,10 +51,11 @@ class Embedding(nnx.Module):
 
     def __init__(self, vocab_size: int, size: int, dtype: DTypeLike) -> None:
         self.weight = parameter((vocab_size, size), dtype, ("vocab", "embed"))
+        self.dtype = dtype
 
     @jax.named_scope("embedding")
     def __call__(self, token_ids: Int[Array, " T"]) -> Float[Array, "T D"]:
-        return self.weight[...].at[token_ids].get(mode="clip")
+        return rows_at(self.weight.get_value(), token_ids, self.dtype)
 
 
 @jax.named_scope("rope")

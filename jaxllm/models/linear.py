@@ -9,9 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jaxtyping import Array, DTypeLike, Float
+import jax.numpy as jnp
+from jaxtyping import Array, DTypeLike, Float, Int
 
-from pallas_kernels import matmul, swiglu
+from jaxllm.weights.rows import QuantizedRows, RowParts
+from pallas_kernels import dequantize, matmul, quantized_matmul, quantized_swiglu, swiglu
 from pallas_kernels.swiglu.xla import silu_times
 
 LinearFunction = Callable[[Float[Array, "T I"], Any, Any], Float[Array, "T O"]]
@@ -39,8 +41,32 @@ def linear(x: Float[Array, "T I"], weight: Any, out_dtype: DTypeLike | None = No
 
 def gated_linear(x: Float[Array, "T I"], weight: Any, bias: Float[Array, " 2F"] | None = None) -> Float[Array, "T F"]:
     """``silu(gate) * up`` in float32, where gate and up are the halves of ``linear(x, weight) + bias``; in the dtype of
-    ``x``. Plain weights without a bias go to ``pallas_kernels.swiglu``."""
+    ``x``. Without a bias, plain weights go to ``pallas_kernels.swiglu``, those quantized in one way to
+    ``quantized_swiglu``."""
     if isinstance(weight, jax.Array) and bias is None:
         return swiglu(x, weight)
+    if isinstance(weight, QuantizedRows) and bias is None:
+        return quantized_swiglu(x, weight.blocks, weight.kind, weight.scale)
     product = linear(x, weight)
     return silu_times(product if bias is None else product + bias)
+
+
+def rows_at(weight: Any, index: Int[Array, " T"], dtype: DTypeLike) -> Float[Array, "T I"]:
+    """Rows of a weight, plain or quantized in one way; an index beyond the ends takes the last or first."""
+    if isinstance(weight, QuantizedRows):
+        scale = None if weight.scale is None else weight.scale.at[index].get(mode="clip")
+        return dequantize(weight.blocks.at[index].get(mode="clip"), weight.kind, scale, dtype)
+    rows: Array = weight.at[index].get(mode="clip")
+    return rows.astype(dtype)
+
+
+def _quantized(x: Float[Array, "T I"], weight: QuantizedRows, out_dtype: DTypeLike) -> Float[Array, "T O"]:
+    return quantized_matmul(x, weight.blocks, weight.kind, weight.scale, out_dtype)
+
+
+def _in_parts(x: Float[Array, "T I"], weight: RowParts, out_dtype: DTypeLike) -> Float[Array, "T O"]:
+    return jnp.concatenate([linear(x, part, out_dtype) for part in weight.parts], axis=1)
+
+
+register_linear(QuantizedRows, _quantized)
+register_linear(RowParts, _in_parts)

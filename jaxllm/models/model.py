@@ -17,6 +17,7 @@ from jaxllm.models.config import DecoderConfig
 from jaxllm.models.decoder import Decoder, LayerCache, StepContext, run_layer
 from jaxllm.models.layers import rope_tables
 from jaxllm.models.linear import linear
+from jaxllm.weights.rows import int8_rows
 from jaxllm.weights.spec import ParamSpec
 
 Params = dict[Any, Any]
@@ -80,10 +81,30 @@ class Model:
         return {name: params[name]}
 
     @functools.cached_property
+    def abstract_params(self) -> Params:
+        """All parameters as shapes and dtypes."""
+        return nest({path: spec.abstract() for path, spec in self.specs.items()})
+
+    @functools.cached_property
     def layer_trees(self) -> list[Any]:
         """The structure of each layer's parameters."""
-        layers = nest(dict.fromkeys(self.specs, 0))["layers"]
+        layers = self.abstract_params["layers"]
         return [jax.tree.structure(layers[number]) for number in range(len(layers))]
+
+    @functools.cached_property
+    def layer_kinds(self) -> list[int]:
+        """A number for each layer: equal where graphs and parameters are, so that one executable can serve them."""
+        described: list[list[Any]] = [[graph] for graph in self.layer_graphs]
+        for path, spec in self.specs.items():
+            match path.split(".", 2):
+                case ["layers", number, leaf]:
+                    described[int(number)].append((leaf, spec))
+        return [described.index(layer) for layer in described]
+
+    @property
+    def quantized(self) -> dict[str, ParamSpec]:
+        """The parameters that are not kept as plain arrays."""
+        return {path: spec for path, spec in self.specs.items() if spec.parts}
 
     @property
     def weight_bytes(self) -> int:
@@ -96,17 +117,20 @@ class Model:
         return sum(spec.size for spec in self.specs.values())
 
     def init(self, seed: int = 0, scale: float = 0.02) -> Params:
-        """Random parameters: normal with standard deviation ``scale``, ones for norms, zeros for biases."""
+        """Random parameters: normal with standard deviation ``scale``, ones for norms, zeros for biases. Those kept in
+        parts must be so in int8."""
         generator = np.random.default_rng(seed)
 
-        def leaf(path: str, spec: ParamSpec) -> Array:
+        def leaf(path: str, spec: ParamSpec) -> Any:
             if "norm" in path:
                 values = np.ones(spec.shape, np.float32)
             elif path.endswith(".bias"):
                 values = np.zeros(spec.shape, np.float32)
             else:
                 values = generator.normal(0.0, scale, spec.shape).astype(np.float32)
-            return jax.device_put(values.astype(spec.dtype))
+            if not spec.parts:
+                return jax.device_put(values.astype(spec.dtype))
+            return int8_rows(values)
 
         return nest({path: leaf(path, spec) for path, spec in self.specs.items()})
 

@@ -21,8 +21,8 @@ VOCAB_LOGPROB_ROWS = 8
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LayerChunk:
-    """A run of layers that one call computes. Runs of the same kind, a number, have equal graphs and share their
-    executable."""
+    """A run of layers that one call computes. Runs of the same kind, a number, have equal graphs, and parameters that
+    are kept alike, and share their executable."""
 
     kind: int
     layers: slice
@@ -46,8 +46,9 @@ def layer_chunks(model: Model, layers_per_program: int) -> list[LayerChunk]:
     layers = len(model.layer_graphs)
     length = max(size for size in range(1, min(layers_per_program, layers) + 1) if layers % size == 0)
     chunks = [slice(first, first + length) for first in range(0, layers, length)]
-    kinds = list(dict.fromkeys(model.layer_graphs[chunk] for chunk in chunks))
-    return [LayerChunk(kinds.index(model.layer_graphs[chunk]), chunk) for chunk in chunks]
+    kinds = [tuple(model.layer_kinds[chunk]) for chunk in chunks]
+    known = list(dict.fromkeys(kinds))
+    return [LayerChunk(known.index(kind), chunk) for kind, chunk in zip(kinds, chunks, strict=True)]
 
 
 def prompt_logprob_rows(token_bucket: int) -> int:

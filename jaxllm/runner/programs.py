@@ -177,7 +177,7 @@ class Programs:
         """All that a program depends on beside the sources; ``None`` where functions of the user are among it."""
         if self.config.logits_processors:
             return None
-        return (*key, self.chunks, self.model.config, self.model.dtype, self.spec,
+        return (*key, self.chunks, self.model.config, self.model.dtype, self.model.quantized, self.spec,
                 dataclasses.replace(self.config, seed=None, overlap=True))
 
     def _counted(self, key: Key, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,7 +12,7 @@ import numpy as np
 from jaxllm.config import EngineConfig
 from jaxllm.kv_cache import abstract_pool, block_table
 from jaxllm.kv_cache.spec import KVSpec
-from jaxllm.models.model import Model, nest
+from jaxllm.models.model import Model
 from jaxllm.runner.batch import StepBatch
 from jaxllm.runner.buckets import buckets
 from jaxllm.runner.functions import StepFunctions
@@ -39,7 +39,7 @@ class Signatures:
         model, config = self.functions.model, self.functions.config
         rows = config.max_num_seqs
         width, vocab = model.config.hidden_size, model.config.vocab_size
-        params = nest({path: jax.ShapeDtypeStruct(spec.shape, spec.dtype) for path, spec in model.specs.items()})
+        params = model.abstract_params
         outer, head = model.outer_params(params), model.head_params(params)
         cache = abstract_pool(self.spec, config.num_blocks, config.block_size)
         table = jax.eval_shape(lambda: block_table.empty(len(self.spec.groups), rows, config.blocks_per_sequence))

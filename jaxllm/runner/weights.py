@@ -10,6 +10,9 @@ import numpy as np
 
 from jaxllm.errors import EngineError, ParameterError
 from jaxllm.models.model import Model, Params
+from jaxllm.weights.quantization import INT8
+from jaxllm.weights.rows import int8_rows, is_stored
+from jaxllm.weights.spec import ParamSpec
 
 _SHOWN = 5
 
@@ -64,25 +67,51 @@ class Weights:
 
 
 def check_params(model: Model, params: Any) -> Params:
-    """The parameters as JAX arrays of the model's dtypes; ``ParameterError`` says which do not fit it."""
-    leaves = {".".join(str(_key(part)) for part in path): leaf
-              for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]}
+    """The parameters as JAX arrays of the model's dtypes; ``ParameterError`` says which do not fit it.
+
+    What the model keeps in int8 may also come as plain numbers, and is then quantized.
+    """
+    found, treedef = jax.tree_util.tree_flatten_with_path(params, is_leaf=is_stored)
+    leaves = {".".join(str(_key(part)) for part in path): leaf for path, leaf in found}
     missing, unknown = model.specs.keys() - leaves.keys(), leaves.keys() - model.specs.keys()
-    wrong = [f"{path} has shape {np.shape(leaves[path])}, not {spec.shape}" for path, spec in model.specs.items()
-             if path in leaves and np.shape(leaves[path]) != spec.shape]
-    wrong += [f"{path} holds {jnp.result_type(leaf)}, not floating-point numbers" for path, leaf in leaves.items()
-              if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating)]
+    misfits = (_misfit(path, leaves[path], spec) for path, spec in model.specs.items() if path in leaves)
+    wrong = [misfit for misfit in misfits if misfit is not None]
     problems = [f"{path} is missing" for path in sorted(missing)]
     problems += [*(f"{path} is unknown" for path in sorted(unknown)), *wrong]
     if problems:
         more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
         raise ParameterError("params", f"{len(leaves)} arrays", "the model's tree of parameters: "
                              + "; ".join(problems[:_SHOWN]) + more)
-    treedef = jax.tree.structure(params)
+    return jax.tree.unflatten(treedef, [_placed(leaf, model.specs[path]) for path, leaf in leaves.items()])
+
+
+def _misfit(path: str, leaf: Any, spec: ParamSpec) -> str | None:
+    """What is wrong with a parameter, or ``None``."""
+    if is_stored(leaf):
+        return None if _like(leaf) == _like(spec.abstract()) else (
+            f"{path} has other quantized rows than this engine, which keeps {spec.kinds}")
+    if np.shape(leaf) != spec.shape:
+        return f"{path} has shape {np.shape(leaf)}, not {spec.shape}"
+    if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+        return f"{path} holds {jnp.result_type(leaf)}, not floating-point numbers"
+    if spec.parts and any(part.kind != INT8 for part in spec.parts):
+        return (f"{path} is kept as {spec.kinds}, and plain numbers cannot take its place: give rows of that kind, or "
+                "make the engine with quantization=None")
+    return None
+
+
+def _like(leaf: Any) -> tuple[Any, list[Any]]:
+    leaves, structure = jax.tree.flatten(leaf)
+    return structure, [(array.shape, np.dtype(array.dtype)) for array in leaves]
+
+
+def _placed(leaf: Any, spec: ParamSpec) -> Any:
+    if spec.parts and not is_stored(leaf):
+        return int8_rows(leaf)
     # JAX may share the memory of NumPy arrays, which their owner can change; its own arrays never change.
-    placed = [(jnp.asarray if isinstance(leaf, jax.Array) else jnp.array)(leaf, model.specs[path].dtype)
-              for path, leaf in leaves.items()]
-    return jax.tree.unflatten(treedef, placed)
+    return jax.tree.map(
+        lambda part, like: (jnp.asarray if isinstance(part, jax.Array) else jnp.array)(part, like.dtype),
+        leaf, spec.abstract())
 
 
 def _key(part: Any) -> Any:

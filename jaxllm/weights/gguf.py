@@ -83,16 +83,23 @@ class GGUFSource(ModelSource):
 
     def _read_reordered(self, name: str, start: int, stop: int, out: np.ndarray) -> None:
         """``read_rows`` for rows that lie in another order; they are put in order while still quantized."""
-        tensor, path = self._stored[name]
+        tensor, _ = self._stored[name]
         if len(tensor.shape) == 1:  # a bias: its elements are what is reordered
             start, stop = 0, tensor.shape[0]
+        raw = np.empty((stop - start, tensor.nbytes // tensor.shape[0]), np.uint8)
+        self.read_stored(name, start, stop, raw)
+        decode(raw.reshape(-1), tensor.kind, out.reshape(-1))
+
+    def read_stored(self, name: str, start: int, stop: int, out: np.ndarray) -> None:
+        tensor, path = self._stored[name]
         row_bytes = tensor.nbytes // tensor.shape[0]
-        wanted = self._row_order[name][start:stop]
-        first, last = int(wanted.min()), int(wanted.max())
-        raw = np.empty((last + 1 - first, row_bytes), np.uint8)
+        wanted = self._row_order[name][start:stop] if name in self._row_order else None
+        first, last = (start, stop) if wanted is None else (int(wanted.min()), int(wanted.max()) + 1)
+        raw = out if wanted is None else np.empty((last - first, row_bytes), np.uint8)
         with open_unbuffered(path) as file:
             read_into(file, tensor.offset + first * row_bytes, raw)
-        decode(raw[wanted - first].reshape(-1), tensor.kind, out.reshape(-1))
+        if wanted is not None:
+            np.take(raw, wanted - first, axis=0, out=out)
 
     def _add(self, header: GGUFHeader) -> None:
         for tensor in header.tensors:

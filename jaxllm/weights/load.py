@@ -15,6 +15,7 @@ import numpy as np
 from jaxllm.errors import CheckpointError, ParameterError
 from jaxllm.weights.convert import cast
 from jaxllm.weights.files import empty_aligned
+from jaxllm.weights.quantization import quantize_int8
 from jaxllm.weights.source import ModelSource
 from jaxllm.weights.spec import ParamSpec, Piece
 
@@ -39,11 +40,11 @@ def load_params(
     ignore: Iterable[str] = (),
     progress: Callable[[int, int], None] | None = None,
     threads: int | None = None,
-) -> dict[str, jax.Array]:
-    """Load every parameter of ``specs``.
+) -> dict[str, Any]:
+    """Load every parameter of ``specs``: an array, or the tree of arrays that ``ParamSpec.abstract`` describes.
 
     dtype: what floating-point parameters become; ``None`` means the dtype of each spec.
-    sharding: where each parameter goes; ``None`` means the default device.
+    sharding: where each parameter goes; ``None`` means the default device, where those kept in parts go always.
     ignore: regular expressions, searched for in the names of checkpoint tensors that no parameter needs.
     progress: called after each parameter with the bytes loaded and the bytes in all.
     threads: that read and convert; ``None`` means one per processor that this process may use, at most 8.
@@ -63,9 +64,12 @@ def load_params(
     params = {}
     with ThreadPoolExecutor(threads or min(_MAX_THREADS, _processors()), "load_params") as pool:
         for name, spec in specs.items():
-            buffer = empty_aligned(spec.shape, spec.dtype)
-            _fill(source, plan[name], buffer, pool)
-            params[name] = _to_device(buffer, None if sharding is None else sharding(name, spec))
+            if spec.parts:
+                params[name] = _load_parts(source, spec, plan[name], pool)
+            else:
+                buffer = empty_aligned(spec.shape, spec.dtype)
+                _fill(source, plan[name], buffer, pool)
+                params[name] = _to_device(buffer, None if sharding is None else sharding(name, spec))
             done += spec.nbytes
             if progress is not None:
                 progress(done, total)
@@ -149,6 +153,61 @@ def _fill(source: ModelSource, pieces: Sequence[Piece], buffer: np.ndarray, pool
         for start in range(0, rows, step):
             stop = min(start + step, rows)
             start_task(piece, source.read_rows, piece.name, start, stop, part[start:stop])
+    _finish(source, tasks)
+
+
+def _load_parts(source: ModelSource, spec: ParamSpec, pieces: Sequence[Piece], pool: ThreadPoolExecutor) -> Any:
+    """A matrix whose rows are kept in one or several ways, each the rows of some pieces."""
+    from jaxllm.weights.rows import QuantizedRows, joined
+    from pallas_kernels.quantized import FORMATS
+
+    left = list(pieces)
+    loaded: list[Any] = []
+    for part in spec.parts:
+        own: list[Piece] = []
+        while sum(_piece_shape(source, piece)[0] for piece in own) < part.rows:
+            own.append(left.pop(0))
+        if part.kind is None:
+            buffer = empty_aligned((part.rows, spec.shape[1]), spec.dtype)
+            _fill(source, own, buffer, pool)
+            loaded.append(_to_device(buffer, None))
+            continue
+        layout = FORMATS[part.kind]
+        blocks = empty_aligned((part.rows, layout.row_bytes(spec.shape[1])), np.dtype(np.uint8))
+        scale = empty_aligned((part.rows,), np.dtype(np.float32)) if layout.scaled else None
+        _fill_blocks(source, own, blocks, scale, pool)
+        loaded.append(QuantizedRows(
+            _to_device(blocks, None), None if scale is None else _to_device(scale, None), part.kind))
+    return joined(loaded)
+
+
+def _fill_blocks(source: ModelSource, pieces: Sequence[Piece], blocks: np.ndarray, scale: np.ndarray | None,
+                 pool: ThreadPoolExecutor) -> None:
+    """Read the pieces' rows into ``blocks`` as they are stored; given ``scale``, quantize them to int8."""
+
+    def read(piece: Piece, start: int, stop: int, at: int) -> None:
+        into = blocks[at : at + stop - start]
+        if scale is None:
+            source.read_stored(piece.name, start, stop, into)
+            return
+        if piece.transform is None:
+            rows = np.empty((stop - start, blocks.shape[1]), np.float32)
+            source.read_rows(piece.name, start, stop, rows)
+        else:
+            rows = piece.transform(source.read(piece.name)).astype(np.float32)
+        quantize_int8(rows, into, scale[at : at + stop - start])
+
+    tasks, at = [], 0
+    for piece in pieces:
+        rows, columns = _piece_shape(source, piece)
+        step = rows if piece.transform is not None else max(1, _TASK_SIZE // max(1, columns))
+        tasks += [(piece.name, pool.submit(read, piece, start, min(start + step, rows), at + start))
+                  for start in range(0, rows, max(1, step))]
+        at += rows
+    _finish(source, tasks)
+
+
+def _finish(source: ModelSource, tasks: Iterable[tuple[str, Future[None]]]) -> None:
     for name, task in tasks:
         try:
             task.result()

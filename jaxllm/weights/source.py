@@ -60,6 +60,13 @@ class ModelSource(abc.ABC):
         ``out`` is C-contiguous. A tensor of fewer than two dimensions is one row. Safe to call from several threads.
         """
 
+    def read_stored(self, name: str, start: int, stop: int, out: np.ndarray) -> None:
+        """Read rows ``[start, stop)`` of a matrix as they are stored, into uint8 [rows, bytes], C-contiguous.
+
+        For quantized types; only formats that have any can do it. Safe to call from several threads.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no quantized tensors")
+
     def read(self, name: str) -> np.ndarray:
         """The whole tensor: float32 for quantized types, else its stored dtype."""
         info = self.tensors[name]

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jaxllm.errors import ParameterError
 
+if TYPE_CHECKING:
+    from jaxllm.weights.rows import StoredRows
+
 
 @dataclasses.dataclass(frozen=True)
 class ParamSpec:
-    """One parameter: its shape, its dtype and the logical name of each axis (``None`` for an axis never sharded)."""
+    """One parameter: its shape, its dtype and the logical name of each axis (``None`` for an axis never sharded).
+
+    parts: how the rows of a matrix are kept where they are not one plain array of that dtype.
+    """
 
     shape: tuple[int, ...]
     dtype: Any
     axes: tuple[str | None, ...]
+    parts: tuple[StoredRows, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.axes) != len(self.shape):
@@ -32,7 +39,25 @@ class ParamSpec:
     @property
     def nbytes(self) -> int:
         """Bytes of the whole parameter, before any sharding."""
-        return self.size * int(self.dtype.itemsize)
+        itemsize = int(self.dtype.itemsize)
+        if self.parts:
+            return sum(part.nbytes(self.shape[1], itemsize) for part in self.parts)
+        return self.size * itemsize
+
+    @property
+    def kinds(self) -> str:
+        """How its rows are kept, for people."""
+        return " and ".join(dict.fromkeys(part.kind or self.dtype.name for part in self.parts)) or str(self.dtype.name)
+
+    def abstract(self) -> Any:
+        """Its arrays as shapes and dtypes: one, or a tree where it is kept in parts."""
+        import jax
+
+        from jaxllm.weights.rows import joined
+
+        if not self.parts:
+            return jax.ShapeDtypeStruct(self.shape, self.dtype)
+        return joined([part.abstract(self.shape[1], self.dtype) for part in self.parts])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,14 +11,17 @@ import numpy as np
 
 from pallas_kernels.cpu import library
 
-_KINDS = {"Q4_0": (2, 32, 18), "Q4_1": (3, 32, 20), "Q8_0": (8, 32, 34), "Q4_K": (12, 256, 144)}
+_KINDS = {"Q4_0": (2, 32, 18), "Q4_1": (3, 32, 20), "Q8_0": (8, 32, 34), "Q4_K": (12, 256, 144), "Q6_K": (14, 256, 210)}
 """By name: the number in the file, elements per block, bytes per block."""
-_DTYPES = (np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16))
+_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+_DTYPES = {"Q6_K": (_BFLOAT16,)}
+"""Of the kinds that are not decoded into float32 as well."""
 
 
 def decodes(kind: str, dtype: np.dtype) -> bool:
     """Whether the library is there and decodes this tensor type into this dtype."""
-    return kind in _KINDS and dtype in _DTYPES and _function() is not None
+    allowed = _DTYPES.get(kind, (np.dtype(np.float32), _BFLOAT16))
+    return kind in _KINDS and dtype in allowed and _function() is not None
 
 
 def decode_gguf(raw: np.ndarray, kind: str, out: np.ndarray) -> None:

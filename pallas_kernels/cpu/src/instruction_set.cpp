@@ -42,7 +42,7 @@ InstructionSet detect() {
   const bool avx512 = has(features.b, 16) && has(features.b, 17) && has(features.b, 30) && has(features.b, 31);
   const bool bf16 = has(more.a, 5);
   if ((states & kVectorStates) != kVectorStates || !avx2 || !avx512 || !bf16) return InstructionSet::kNone;
-  const bool amx = has(features.d, 22) && has(features.d, 24) && (states & kTileStates) == kTileStates;
+  const bool amx = has(features.d, 22) && has(features.d, 24) && has(features.c, 1) && (states & kTileStates) == kTileStates;
   return amx && may_use_tiles() ? InstructionSet::kAmxBf16 : InstructionSet::kAvx512Bf16;
 }
 

@@ -16,6 +16,7 @@ namespace ffi = ::xla::ffi;
 int64_t divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 void with_tiles(ffi::ThreadPool& pool, const Matmul& m, void* packed) {
+  const auto products = m.kind == GGUFKind::kBF16 ? matmul_amx : quantized_matmul_amx;
   const int64_t blocks = num_blocks(m.tokens);
   if (blocks <= 2) {
     for (int64_t b = 0; b < blocks; ++b) matmul_amx_pack(m, packed, b);
@@ -29,52 +30,101 @@ void with_tiles(ffi::ThreadPool& pool, const Matmul& m, void* packed) {
   const int64_t pieces = divide(m.outputs, outputs);
   parallel_for(pool, pieces * divide(blocks, kBlocksPerCall), [&](int64_t i, int64_t next) {
     const int64_t o = i % pieces * outputs, b = i / pieces * kBlocksPerCall;
-    matmul_amx(m, packed, o, std::min(o + outputs, m.outputs), b, std::min(b + kBlocksPerCall, blocks),
-               next == kNoPiece ? kNoOutput : next % pieces * outputs);
+    products(m, packed, o, std::min(o + outputs, m.outputs), b, std::min(b + kBlocksPerCall, blocks),
+             next == kNoPiece ? kNoOutput : next % pieces * outputs);
   });
 }
 
-ffi::Error compute(ffi::ThreadPool& pool, const std::string& name, bool gated, const ffi::Buffer<ffi::BF16>& x,
-                   const ffi::Buffer<ffi::BF16>& w, ffi::AnyBuffer& y, ffi::Buffer<ffi::U8>& workspace) {
-  const auto invalid = [&name](const char* text) { return ffi::Error::InvalidArgument(name + ": " + text); };
-  const auto xs = x.dimensions(), ws = w.dimensions(), ys = y.dimensions();
-  if (xs.size() != 2 || ws.size() != 2 || ys.size() != 2) return invalid("x, w and y must have two dimensions");
-  if (xs[1] != ws[1] || ys[0] != xs[0] || ws[0] != (gated ? 2 : 1) * ys[1])
-    return invalid(gated ? "shapes must be x[T, I], w[2 * F, I] and y[T, F]" : "shapes must be x[T, I], w[O, I] and y[T, O]");
-  const ffi::DataType type = y.element_type();
-  if (type != ffi::BF16 && (gated || type != ffi::F32))
-    return invalid(gated ? "y must be bfloat16" : "y must be bfloat16 or float32");
-  if (instruction_set() == InstructionSet::kNone)
-    return ffi::Error(ffi::ErrorCode::kUnimplemented, name + ": this processor has no bfloat16 dot products");
+// What a handler is called with, but for w.
+struct Call {
+  const char* name;
+  bool gated;
+  ffi::ThreadPool& pool;
+  const ffi::Buffer<ffi::BF16>& x;
+  ffi::AnyBuffer& y;
+  ffi::Buffer<ffi::U8>& workspace;
 
-  const Matmul m{reinterpret_cast<const uint16_t*>(x.typed_data()), reinterpret_cast<const uint16_t*>(w.typed_data()),
-                 y.untyped_data(), type == ffi::F32, gated, xs[0], xs[1], ys[1]};
+  ffi::Error invalid(const char* text) const { return ffi::Error::InvalidArgument(std::string(name) + ": " + text); }
+};
+
+ffi::Error compute(const Call& call, Matmul m) {
+  const ffi::DataType type = call.y.element_type();
+  if (type != ffi::BF16 && (call.gated || type != ffi::F32))
+    return call.invalid(call.gated ? "y must be bfloat16" : "y must be bfloat16 or float32");
+  if (instruction_set() == InstructionSet::kNone)
+    return ffi::Error(ffi::ErrorCode::kUnimplemented,
+                      std::string(call.name) + ": this processor has no bfloat16 dot products");
+  m.x = reinterpret_cast<const uint16_t*>(call.x.typed_data());
+  m.y = call.y.untyped_data(), m.y_is_float32 = type == ffi::F32, m.gated = call.gated;
+  m.tokens = call.x.dimensions()[0], m.inputs = call.x.dimensions()[1], m.outputs = call.y.dimensions()[1];
   if (m.tokens == 0 || m.outputs == 0) return ffi::Error::Success();
   if (m.inputs == 0) {
-    std::memset(m.y, 0, y.size_bytes());
+    std::memset(m.y, 0, call.y.size_bytes());
     return ffi::Error::Success();
   }
   if (instruction_set() == InstructionSet::kAmxBf16) {
-    if (static_cast<int64_t>(workspace.element_count()) < packed_bytes(m.tokens, m.inputs))
-      return invalid("the workspace is too small");
-    with_tiles(pool, m, workspace.typed_data());
+    if (static_cast<int64_t>(call.workspace.element_count()) < packed_bytes(m.tokens, m.inputs))
+      return call.invalid("the workspace is too small");
+    with_tiles(call.pool, m, call.workspace.typed_data());
   } else {
     constexpr int64_t kOutputs = 64;
-    parallel_for(pool, divide(m.outputs, kOutputs), [&](int64_t i) {
+    parallel_for(call.pool, divide(m.outputs, kOutputs), [&](int64_t i) {
       matmul_avx512(m, i * kOutputs, std::min((i + 1) * kOutputs, m.outputs));
     });
   }
   return ffi::Error::Success();
 }
 
+ffi::Error plain(const Call& call, const ffi::Buffer<ffi::BF16>& w) {
+  const auto xs = call.x.dimensions(), ws = w.dimensions(), ys = call.y.dimensions();
+  if (xs.size() != 2 || ws.size() != 2 || ys.size() != 2) return call.invalid("x, w and y must have two dimensions");
+  if (xs[1] != ws[1] || ys[0] != xs[0] || ws[0] != (call.gated ? 2 : 1) * ys[1])
+    return call.invalid(call.gated ? "shapes must be x[T, I], w[2 * F, I] and y[T, F]"
+                                   : "shapes must be x[T, I], w[O, I] and y[T, O]");
+  Matmul m{};
+  m.w = reinterpret_cast<const uint8_t*>(w.typed_data()), m.row_bytes = 2 * ws[1], m.kind = GGUFKind::kBF16;
+  return compute(call, m);
+}
+
+ffi::Error quantized(const Call& call, const ffi::Buffer<ffi::U8>& w, const ffi::Buffer<ffi::F32>& scale, int64_t kind) {
+  const auto xs = call.x.dimensions(), ws = w.dimensions(), ys = call.y.dimensions(), ss = scale.dimensions();
+  const Block block = block_of(static_cast<GGUFKind>(kind));
+  if (block.bytes == 0 || kind == static_cast<int64_t>(GGUFKind::kBF16)) return call.invalid("kind is not known");
+  if (xs.size() != 2 || ws.size() != 2 || ys.size() != 2) return call.invalid("x, w and y must have two dimensions");
+  if (xs[1] % block.elements != 0 || xs[1] % kInputsPerStep != 0)
+    return call.invalid("x must have whole blocks of inputs, in multiples of 32");
+  if (ws[1] != xs[1] / block.elements * block.bytes || ys[0] != xs[0] || ws[0] != (call.gated ? 2 : 1) * ys[1])
+    return call.invalid(call.gated ? "shapes must be x[T, I], w[2 * F, bytes of I] and y[T, F]"
+                                   : "shapes must be x[T, I], w[O, bytes of I] and y[T, O]");
+  const bool scaled = kind == static_cast<int64_t>(GGUFKind::kI8);
+  if (ss.size() != 1 || ss[0] != (scaled ? ws[0] : 0))
+    return call.invalid(scaled ? "scale must have one number for each row of w" : "scale must be empty");
+  Matmul m{};
+  m.w = w.typed_data(), m.row_bytes = ws[1], m.kind = static_cast<GGUFKind>(kind);
+  m.scale = scaled ? scale.typed_data() : nullptr;
+  return compute(call, m);
+}
+
 ffi::Error matmul(ffi::ThreadPool pool, ffi::Buffer<ffi::BF16> x, ffi::Buffer<ffi::BF16> w, ffi::Result<ffi::AnyBuffer> y,
                   ffi::Result<ffi::Buffer<ffi::U8>> workspace) {
-  return compute(pool, "matmul", false, x, w, *y, *workspace);
+  return plain({"matmul", false, pool, x, *y, *workspace}, w);
 }
 
 ffi::Error swiglu(ffi::ThreadPool pool, ffi::Buffer<ffi::BF16> x, ffi::Buffer<ffi::BF16> w, ffi::Result<ffi::AnyBuffer> y,
                   ffi::Result<ffi::Buffer<ffi::U8>> workspace) {
-  return compute(pool, "swiglu", true, x, w, *y, *workspace);
+  return plain({"swiglu", true, pool, x, *y, *workspace}, w);
+}
+
+ffi::Error quantized_matmul(ffi::ThreadPool pool, ffi::Buffer<ffi::BF16> x, ffi::Buffer<ffi::U8> w,
+                            ffi::Buffer<ffi::F32> scale, ffi::Result<ffi::AnyBuffer> y,
+                            ffi::Result<ffi::Buffer<ffi::U8>> workspace, int64_t kind) {
+  return quantized({"quantized_matmul", false, pool, x, *y, *workspace}, w, scale, kind);
+}
+
+ffi::Error quantized_swiglu(ffi::ThreadPool pool, ffi::Buffer<ffi::BF16> x, ffi::Buffer<ffi::U8> w,
+                            ffi::Buffer<ffi::F32> scale, ffi::Result<ffi::AnyBuffer> y,
+                            ffi::Result<ffi::Buffer<ffi::U8>> workspace, int64_t kind) {
+  return quantized({"quantized_swiglu", true, pool, x, *y, *workspace}, w, scale, kind);
 }
 
 auto operands() {
@@ -86,8 +136,23 @@ auto operands() {
       .Ret<ffi::Buffer<ffi::U8>>();
 }
 
+auto quantized_operands() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::ThreadPool>()
+      .Arg<ffi::Buffer<ffi::BF16>>()
+      .Arg<ffi::Buffer<ffi::U8>>()
+      .Arg<ffi::Buffer<ffi::F32>>()
+      .Ret<ffi::AnyBuffer>()
+      .Ret<ffi::Buffer<ffi::U8>>()
+      .Attr<int64_t>("kind");
+}
+
 }  // namespace
 }  // namespace pallas_kernels
 
 PALLAS_KERNELS_TARGET(pallas_kernels_matmul_v1, pallas_kernels::matmul, pallas_kernels::operands());
 PALLAS_KERNELS_TARGET(pallas_kernels_swiglu_v1, pallas_kernels::swiglu, pallas_kernels::operands());
+PALLAS_KERNELS_TARGET(pallas_kernels_quantized_matmul_v1, pallas_kernels::quantized_matmul,
+                      pallas_kernels::quantized_operands());
+PALLAS_KERNELS_TARGET(pallas_kernels_quantized_swiglu_v1, pallas_kernels::quantized_swiglu,
+                      pallas_kernels::quantized_operands());

@@ -1,18 +1,26 @@
 // y[t, o] = sum over i of x[t, i] * w[o, i]: bfloat16 operands, float32 sums, in bfloat16 or float32. Or, gated, of the
 // sums g of row o and u of row outputs + o of w, each rounded to bfloat16: y[t, o] = g / (1 + e^-g) * u, in bfloat16.
 //
+// Rows of w may be stored in another format (gguf.h). They are decoded to bfloat16 piece by piece, in the cache, and then
+// are computed with by the very instructions that serve bfloat16: results are the same to the bit.
+//
 // Every element is computed by the same instructions in the same order, wherever it lies, whatever is beside it and
 // however the work is cut up.
 #pragma once
 
 #include <cstdint>
 
+#include "gguf.h"
+
 namespace pallas_kernels {
 
 struct Matmul {
   const uint16_t* x;  // [tokens, inputs]
-  const uint16_t* w;  // [outputs, inputs], gated [2 * outputs, inputs]
-  void* y;            // [tokens, outputs]
+  const uint8_t* w;   // [outputs, row_bytes], gated [2 * outputs, row_bytes]
+  int64_t row_bytes;
+  GGUFKind kind;       // of w
+  const float* scale;  // [outputs], gated [2 * outputs]: the factor of each row's sums; or null
+  void* y;             // [tokens, outputs]
   bool y_is_float32, gated;
   int64_t tokens, inputs, outputs;
 };
@@ -37,5 +45,9 @@ void matmul_amx_pack(const Matmul& m, void* packed, int64_t block);
 constexpr int64_t kNoOutput = -1;
 void matmul_amx(const Matmul& m, const void* packed, int64_t first_output, int64_t last_output, int64_t first_block,
                 int64_t last_block, int64_t next_output);
+
+// The same where w is not stored in bfloat16.
+void quantized_matmul_amx(const Matmul& m, const void* packed, int64_t first_output, int64_t last_output,
+                          int64_t first_block, int64_t last_block, int64_t next_output);
 
 }  // namespace pallas_kernels

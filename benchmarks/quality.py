@@ -1,0 +1,54 @@
+"""What precisions and quantizations cost in quality: perplexity of a text, and how often the likeliest token is that of
+float32.
+
+    python benchmarks/quality.py [--model MODEL] [--text FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from jaxllm import LLM, SamplingParams
+
+TEXT = Path(__file__).parents[1] / "tests" / "golden" / "alice.txt"
+CHOICES: tuple[tuple[str, str | None], ...] = (("float32", None), ("bfloat16", None), ("bfloat16", "gguf"),
+                                               ("bfloat16", "int8"), ("float32", "int8"))
+"""Dtype and quantization, the reference first."""
+
+
+def logprobs_of(model: str, dtype: str, quantization: str | None, text: str) -> tuple[list[float], list[int]]:
+    """Of each token but the first: its log-probability, and the token that was the likeliest in its place."""
+    llm = LLM(model, dtype=dtype, quantization=quantization, max_num_seqs=8, kv_cache_bytes="128M")
+    (output,) = llm.generate(text, SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1), use_tqdm=False,
+                             raise_on_error=True)
+    lines = list(zip(output.prompt_token_ids, output.prompt_logprobs or [], strict=True))[1:]
+    likeliest = [max(line, key=lambda token: line[token].logprob) for _, line in lines if line is not None]
+    return [line[token].logprob for token, line in lines if line is not None], likeliest
+
+
+def report(model: str, text: str, choices: Sequence[tuple[str, str | None]] = CHOICES) -> str:
+    """The table."""
+    found = [logprobs_of(model, *choice, text) for choice in choices]
+    reference = found[0][1]
+    lines = [f"{len(reference)} tokens", "", "| dtype | quantization | perplexity | likeliest token as in "
+             f"{choices[0][0]} |", "| --- | --- | --- | --- |"]
+    for (dtype, quantization), (logprobs, likeliest) in zip(choices, found, strict=True):
+        same = sum(map(int.__eq__, likeliest, reference)) / len(reference)
+        perplexity = math.exp(-sum(logprobs) / len(logprobs))
+        lines.append(f"| {dtype} | {quantization or '-'} | {perplexity:.3f} | {same:.1%} |")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="SmolLM2-135M-Instruct")
+    parser.add_argument("--text", type=Path, default=TEXT, help="UTF-8; by default the beginning of a novel")
+    chosen = parser.parse_args(arguments)
+    print(report(chosen.model, chosen.text.read_text("utf-8")))
+
+
+if __name__ == "__main__":
+    main()

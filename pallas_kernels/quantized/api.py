@@ -1,0 +1,83 @@
+"""The contract of products with quantized weights: those of the decoded weights, to the bit."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jaxtyping import Array, DTypeLike, Float, UInt8
+
+from pallas_kernels import registry
+from pallas_kernels.quantized.formats import FORMATS, Format
+from pallas_kernels.quantized.xla import decode
+
+_DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
+
+
+def quantized_matmul(
+    x: Float[Array, "T I"],
+    weight: UInt8[Array, "O bytes"],
+    kind: str,
+    scale: Float[Array, " O"] | None = None,
+    out_dtype: DTypeLike | None = None,
+    implementation: str | None = None,
+) -> Float[Array, "T O"]:
+    """``matmul(x, w)`` with the rows ``w`` that are stored in ``weight``, without a decoded copy of them.
+
+    kind: of ``FORMATS``. scale: of I8, one float32 factor per row; else ``None``.
+
+    Rows are decoded to float32, every operation rounded, then rounded to x's dtype; the rest is the arithmetic of
+    `matmul`, so that an implementation's result has the bits of its own `matmul` with decoded weights. Of I8, the
+    numbers are the codes, and the float32 sums are multiplied by the factor before they are rounded to ``out_dtype``.
+    """
+    _check(x, weight, kind, scale)
+    out = jnp.dtype(x.dtype if out_dtype is None else out_dtype)
+    operands = {"x": x, "weight": weight, "kind": kind, "scale": scale, "out_dtype": out}
+    return registry.choose("quantized_matmul", implementation, operands=operands).run(**operands)
+
+
+def quantized_swiglu(
+    x: Float[Array, "T I"],
+    weight: UInt8[Array, "2F bytes"],
+    kind: str,
+    scale: Float[Array, " 2F"] | None = None,
+    implementation: str | None = None,
+) -> Float[Array, "T F"]:
+    """``swiglu(x, w)`` with the rows ``w`` that are stored in ``weight``; the arguments are `quantized_matmul`'s."""
+    _check(x, weight, kind, scale)
+    if weight.shape[0] % 2:
+        raise ValueError(f"weight must be [2 * F, bytes], got shape {weight.shape}")
+    operands = {"x": x, "weight": weight, "kind": kind, "scale": scale}
+    return registry.choose("quantized_swiglu", implementation, operands=operands).run(**operands)
+
+
+def dequantize(
+    weight: UInt8[Array, "O bytes"], kind: str, scale: Float[Array, " O"] | None = None,
+    dtype: DTypeLike = jnp.float32,
+) -> Float[Array, "O I"]:
+    """The numbers of some rows: decoded in float32, of I8 times the rows' factors, rounded once to ``dtype``."""
+    rows = decode(weight, _checked_format(weight, kind, scale), kind)
+    return (rows if scale is None else rows * scale[:, None]).astype(dtype)
+
+
+def _check(x: Array, weight: Array, kind: str, scale: Array | None) -> None:
+    found = _checked_format(weight, kind, scale)
+    if x.ndim != 2:
+        raise ValueError(f"x must be [T, I], got shape {x.shape}")
+    if x.dtype not in _DTYPES:
+        raise ValueError(f"x must be float32, bfloat16 or float16, got {x.dtype}")
+    if weight.shape[1] != found.row_bytes(x.shape[1]):
+        raise ValueError(f"weight must be [O, {found.row_bytes(x.shape[1])}], as {kind} stores rows of {x.shape[1]} "
+                         f"numbers, got shape {weight.shape}")
+
+
+def _checked_format(weight: Array, kind: str, scale: Array | None) -> Format:
+    if kind not in FORMATS:
+        raise ValueError(f"kind={kind!r} is not known; there are {', '.join(FORMATS)}")
+    found = FORMATS[kind]
+    if weight.ndim != 2 or weight.dtype != jnp.uint8 or weight.shape[1] % found.nbytes:
+        raise ValueError(f"weight must be uint8 [O, bytes], whole blocks of {found.nbytes} bytes, got {weight.dtype} "
+                         f"of shape {weight.shape}")
+    if found.scaled != (scale is not None):
+        raise ValueError(f"scale must be {'float32 [O]' if found.scaled else 'None'} for kind={kind!r}")
+    if scale is not None and (scale.shape != weight.shape[:1] or scale.dtype != jnp.float32):
+        raise ValueError(f"scale must be float32 [{weight.shape[0]}], got {scale.dtype} of shape {scale.shape}")
+    return found

@@ -1,0 +1,43 @@
+"""Products with quantized weights by the native library: rows are decoded in the cache while they are needed there."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, UInt8
+
+from pallas_kernels.cpu.library import require
+from pallas_kernels.matmul.cpu import workspace
+from pallas_kernels.quantized.formats import FORMATS
+
+_STEP = 32
+
+
+def unsupported(x: Array, weight: Array, kind: str, scale: Array | None, out_dtype: np.dtype | None = None
+                ) -> str | None:
+    """Why these operands are left to another implementation, or ``None``."""
+    if x.dtype != jnp.bfloat16:
+        return f"x is bfloat16, not {x.dtype}"
+    if out_dtype not in (None, jnp.bfloat16, jnp.float32):
+        return f"results are bfloat16 or float32, not {out_dtype}"
+    return f"inputs are a multiple of {_STEP}, not {x.shape[1]}" if x.shape[1] % _STEP else None
+
+
+def quantized_matmul_cpu(x: Float[Array, "T I"], weight: UInt8[Array, "O bytes"], kind: str,
+                         scale: Float[Array, " O"] | None, out_dtype: np.dtype) -> Float[Array, "T O"]:
+    """One call for the whole product, on XLA's threads."""
+    return _call("pallas_kernels_quantized_matmul_v1", x, weight, kind, scale, weight.shape[0], out_dtype)
+
+
+def quantized_swiglu_cpu(x: Float[Array, "T I"], weight: UInt8[Array, "2F bytes"], kind: str,
+                         scale: Float[Array, " 2F"] | None) -> Float[Array, "T F"]:
+    """One call, on XLA's threads; the gate is applied to sums while they are in registers."""
+    return _call("pallas_kernels_quantized_swiglu_v1", x, weight, kind, scale, weight.shape[0] // 2, x.dtype)
+
+
+def _call(target: str, x: Array, weight: Array, kind: str, scale: Array | None, outputs: int, dtype: np.dtype) -> Array:
+    product = jax.ffi.ffi_call(
+        require(target), (jax.ShapeDtypeStruct((x.shape[0], outputs), dtype), workspace(x)), vmap_method="sequential")
+    result, _ = product(x, weight, jnp.zeros(0, jnp.float32) if scale is None else scale, kind=FORMATS[kind].number)
+    return result

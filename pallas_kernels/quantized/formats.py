@@ -1,0 +1,43 @@
+"""The formats that weights are computed with in: how a row's numbers lie in its bytes.
+
+Source: ``block_q4_0`` and so on of ggml's ``ggml-common.h``; I8 is one signed byte per number, with one float32 factor
+per row that is kept beside it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """``block`` numbers in ``nbytes`` bytes; ``number`` names the format in GGUF files.
+
+    scaled: each row has a factor of its own.
+    """
+
+    number: int
+    block: int
+    nbytes: int
+    scaled: bool = False
+
+    def row_bytes(self, inputs: int) -> int:
+        """Bytes of a row. Raises ValueError unless ``inputs`` is a multiple of the block."""
+        if inputs % self.block:
+            raise ValueError(f"a row of {inputs} numbers does not divide into blocks of {self.block}")
+        return inputs // self.block * self.nbytes
+
+    def inputs(self, row_bytes: int) -> int:
+        """Numbers in a row of so many bytes."""
+        return row_bytes // self.nbytes * self.block
+
+
+FORMATS = {
+    "Q4_0": Format(2, 32, 18),
+    "Q4_1": Format(3, 32, 20),
+    "Q8_0": Format(8, 32, 34),
+    "Q4_K": Format(12, 256, 144),
+    "Q6_K": Format(14, 256, 210),
+    "I8": Format(24, 1, 1, scaled=True),
+}
+"""By name."""

@@ -1,0 +1,104 @@
+"""Products with quantized weights in float64, on the host, block by block as the formats' reference reads them. For
+tests only."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float, UInt8
+
+from pallas_kernels.quantized.formats import FORMATS
+
+
+def quantized_matmul_oracle(x: Float[Array, "T I"], weight: UInt8[Array, "O bytes"], kind: str,
+                            scale: Float[Array, " O"] | None, out_dtype: np.dtype) -> Float[Array, "T O"]:
+    """Exact but for the roundings of the contract and one to float64 per addition; under ``jit`` through a callback."""
+    like = jax.ShapeDtypeStruct((x.shape[0], weight.shape[0]), out_dtype)
+    scales = () if scale is None else (scale,)
+    return jax.pure_callback(
+        lambda *operands: _product(kind, *operands).astype(out_dtype), like, x, weight, *scales)
+
+
+def quantized_swiglu_oracle(x: Float[Array, "T I"], weight: UInt8[Array, "2F bytes"], kind: str,
+                            scale: Float[Array, " 2F"] | None) -> Float[Array, "T F"]:
+    """The same for the gated product."""
+    like = jax.ShapeDtypeStruct((x.shape[0], weight.shape[0] // 2), x.dtype)
+    scales = () if scale is None else (scale,)
+    return jax.pure_callback(functools.partial(_gated, kind), like, x, weight, *scales)
+
+
+def rows_of(weight: np.ndarray, kind: str) -> np.ndarray:
+    """The numbers of uint8 [O, bytes], of I8 the codes, in float32."""
+    layout = FORMATS[kind]
+    blocks = np.asarray(weight).reshape(-1, layout.nbytes)
+    return np.stack([_DECODE[kind](block) for block in blocks]).reshape(weight.shape[0], -1)
+
+
+def _product(kind: str, x: np.ndarray, weight: np.ndarray, scale: np.ndarray | None = None) -> np.ndarray:
+    x = np.asarray(x)
+    product = x.astype(np.float64) @ rows_of(weight, kind).astype(x.dtype).astype(np.float64).T
+    return product if scale is None else product * np.asarray(scale).astype(np.float64)
+
+
+def _gated(kind: str, x: np.ndarray, weight: np.ndarray, scale: np.ndarray | None = None) -> np.ndarray:
+    x = np.asarray(x)
+    gate, up = np.split(_product(kind, x, weight, scale).astype(x.dtype).astype(np.float64), 2, axis=-1)
+    with np.errstate(over="ignore"):
+        return (gate / (1 + np.exp(-gate)) * up).astype(x.dtype)
+
+
+def _half(block: np.ndarray, at: int) -> np.float32:
+    return np.float32(block[at : at + 2].copy().view(np.float16)[0])
+
+
+def _nibbles(packed: np.ndarray) -> np.ndarray:
+    return np.concatenate([packed % 16, packed // 16]).astype(np.float32)
+
+
+def _q4_0(block: np.ndarray) -> np.ndarray:
+    return (_nibbles(block[2:]) - np.float32(8)) * _half(block, 0)
+
+
+def _q4_1(block: np.ndarray) -> np.ndarray:
+    return _nibbles(block[4:]) * _half(block, 0) + _half(block, 2)
+
+
+def _q8_0(block: np.ndarray) -> np.ndarray:
+    return block[2:].view(np.int8).astype(np.float32) * _half(block, 0)
+
+
+def _q4_k(block: np.ndarray) -> np.ndarray:
+    packed, parts = block[4:16].astype(int), []
+    for group in range(8):
+        if group < 4:
+            scale, minimum = packed[group] % 64, packed[group + 4] % 64
+        else:
+            scale = packed[group + 4] % 16 + packed[group - 4] // 64 * 16
+            minimum = packed[group + 4] // 16 + packed[group] // 64 * 16
+        values = block[16 + group // 2 * 32 :][:32]
+        codes = (values // 16 if group % 2 else values % 16).astype(np.float32)
+        parts.append(codes * (np.float32(scale) * _half(block, 0)) - np.float32(minimum) * _half(block, 2))
+    return np.concatenate(parts)
+
+
+def _q6_k(block: np.ndarray) -> np.ndarray:
+    low, high, factors = block[:128], block[128:192], block[192:208].view(np.int8)
+    parts = []
+    for step in range(8):
+        half, part = divmod(step, 4)
+        values = low[64 * half + 32 * (part % 2) :][:32]
+        codes = (values // 16 if part >= 2 else values % 16).astype(int)
+        codes += high[32 * half :][:32] // 4**part % 4 * 16
+        scales = np.repeat(factors[2 * step : 2 * step + 2].astype(np.float32) * _half(block, 208), 16)
+        parts.append((codes - 32).astype(np.float32) * scales)
+    return np.concatenate(parts)
+
+
+_DECODE: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "Q4_0": _q4_0, "Q4_1": _q4_1, "Q8_0": _q8_0, "Q4_K": _q4_k, "Q6_K": _q6_k,
+    "I8": lambda block: block.view(np.int8).astype(np.float32),
+}
+"""One block, uint8, to its numbers in float32."""

@@ -1,0 +1,90 @@
+"""Decoding in plain XLA, and the products as a decoding and a product: one decoded weight lives at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, UInt8
+
+from pallas_kernels.matmul import matmul
+from pallas_kernels.quantized.formats import FORMATS, Format
+from pallas_kernels.swiglu.xla import silu_times
+
+
+def quantized_matmul_xla(x: Float[Array, "T I"], weight: UInt8[Array, "O bytes"], kind: str,
+                         scale: Float[Array, " O"] | None, out_dtype: np.dtype) -> Float[Array, "T O"]:
+    """Whichever implementation `matmul` has for the decoded weight."""
+    rows = decode(weight, FORMATS[kind], kind).astype(x.dtype)
+    if scale is None:
+        return matmul(x, rows, out_dtype)
+    return (matmul(x, rows, jnp.float32) * scale).astype(out_dtype)
+
+
+def quantized_swiglu_xla(x: Float[Array, "T I"], weight: UInt8[Array, "2F bytes"], kind: str,
+                         scale: Float[Array, " 2F"] | None) -> Float[Array, "T F"]:
+    """The product with both halves, then the gate."""
+    return silu_times(quantized_matmul_xla(x, weight, kind, scale, x.dtype))
+
+
+def decode(weight: UInt8[Array, "O bytes"], layout: Format, kind: str) -> Float[Array, "O I"]:
+    """The numbers in float32, of I8 the codes.
+
+    Products are exact in float32 whatever the format (a code of at most 8 bits, a factor of at most 8 and a scale of
+    11), so that it makes no difference if a compiler fuses them with the sum that follows.
+    """
+    rows, nbytes = weight.shape
+    blocks = weight.reshape(rows, nbytes // layout.nbytes, layout.nbytes)
+    return _DECODE[kind](blocks).reshape(rows, layout.inputs(nbytes))
+
+
+def _q4_0(blocks: Array) -> Array:
+    return (_nibbles(blocks[..., 2:]) - 8.0) * _half(blocks, 0)
+
+
+def _q4_1(blocks: Array) -> Array:
+    return _nibbles(blocks[..., 4:]) * _half(blocks, 0) + _half(blocks, 2)
+
+
+def _q8_0(blocks: Array) -> Array:
+    return _signed(blocks[..., 2:]) * _half(blocks, 0)
+
+
+def _q4_k(blocks: Array) -> Array:
+    first, second, last = blocks[..., 4:8], blocks[..., 8:12], blocks[..., 12:16]
+    scales = jnp.concatenate([first & 63, (last & 15) | ((first >> 2) & 48)], -1).astype(jnp.float32)
+    minima = jnp.concatenate([second & 63, (last >> 4) | ((second >> 2) & 48)], -1).astype(jnp.float32)
+    codes = _nibbles(blocks[..., 16:].reshape(*blocks.shape[:-1], 4, 32)).reshape(*blocks.shape[:-1], 8, 32)
+    return codes * (scales * _half(blocks, 0))[..., None] - (minima * _half(blocks, 2))[..., None]
+
+
+def _q6_k(blocks: Array) -> Array:
+    low = blocks[..., :128].reshape(*blocks.shape[:-1], 2, 1, 64)
+    high = blocks[..., 128:192].reshape(*blocks.shape[:-1], 2, 1, 32)
+    low = (low >> np.array([0, 4], np.uint8)[:, None]) & 15
+    high = (high >> np.array([0, 2, 4, 6], np.uint8)[:, None]) & 3
+    codes = low.reshape(*blocks.shape[:-1], 16, 16) | (high.reshape(*blocks.shape[:-1], 16, 16) << 4)
+    scales = _signed(blocks[..., 192:208]) * _half(blocks, 208)
+    return (codes.astype(jnp.float32) - 32.0) * scales[..., None]
+
+
+_DECODE: dict[str, Callable[[Array], Array]] = {
+    "Q4_0": _q4_0, "Q4_1": _q4_1, "Q8_0": _q8_0, "Q4_K": _q4_k, "Q6_K": _q6_k, "I8": lambda blocks: _signed(blocks),
+}
+"""uint8 [O, blocks, bytes] to float32 with the same first two dimensions."""
+
+
+def _half(blocks: Array, at: int) -> Array:
+    """The float16 at a byte of each block, with one more dimension."""
+    return jax.lax.bitcast_convert_type(blocks[..., at : at + 2], jnp.float16).astype(jnp.float32)[..., None]
+
+
+def _nibbles(packed: Array) -> Array:
+    """First all low halves, then all high ones, in float32."""
+    return jnp.concatenate([packed & 15, packed >> 4], -1).astype(jnp.float32)
+
+
+def _signed(packed: Array) -> Array:
+    return jax.lax.bitcast_convert_type(packed, jnp.int8).astype(jnp.float32)
