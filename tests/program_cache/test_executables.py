@@ -23,17 +23,22 @@ from jaxllm.program_cache.executables import ExecutableCache
 
 TESTS = Path(__file__).parents[1]
 REQUESTS = [(prompt, greedy(4)) for prompt in prompts(3)]
+# No cache, and one that a test sets up takes whatever is compiled.
+OPTIONS_OF_JAX = {"jax_compilation_cache_dir": None, "jax_persistent_cache_min_compile_time_secs": 0.0,
+                  "jax_persistent_cache_min_entry_size_bytes": -1}
 
 
 @pytest.fixture(autouse=True)
 def _no_cache_of_jax(monkeypatch):
     """The tests' own run has one, in whose place jaxllm's is tested here."""
-    before = jax.config.jax_compilation_cache_dir
-    jax.config.update("jax_compilation_cache_dir", None)
+    before = {name: getattr(jax.config, name) for name in OPTIONS_OF_JAX}
+    for name, value in OPTIONS_OF_JAX.items():
+        jax.config.update(name, value)
     compilation_cache.reset_cache()
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)  # of processes started here
     yield
-    jax.config.update("jax_compilation_cache_dir", before)
+    for name, value in before.items():
+        jax.config.update(name, value)
     compilation_cache.reset_cache()
 
 
@@ -160,6 +165,7 @@ def test_what_came_from_the_cache_of_jax_is_not_kept(entries, tmp_path):
     # Serialized again, it would lack its functions.
     jax.config.update("jax_compilation_cache_dir", str(tmp_path / "theirs"))
     compilation_cache.reset_cache()
+    jax.clear_caches()  # of whatever the tests before have compiled
     lowering()[0]().compile()
     assert any((tmp_path / "theirs").iterdir())
     jax.config.update("jax_compilation_cache_dir", None)  # which JAX notices only when its cache is reset
