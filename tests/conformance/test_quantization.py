@@ -7,6 +7,7 @@ import functools
 import jax
 import numpy as np
 import pytest
+from kernels.native import needs_native
 from support import bits, greedy, prompts, run
 from tiny_folder import write_tiny_folder
 from weights.checkpoint_files import VOCAB
@@ -18,9 +19,7 @@ from jaxllm.errors import ParameterError
 from jaxllm.loading import load_weights, open_model
 from jaxllm.runner.keys import Key
 from jaxllm.weights import GGUFSource, SafetensorsSource, resolve
-from pallas_kernels import cpu
 
-needs_native = pytest.mark.skipif(cpu.unavailable() is not None, reason=f"no native kernels: {cpu.unavailable()}")
 SIZES = {"max_model_len": 128, "max_num_seqs": 8, "max_num_batched_tokens": 64, "block_size": 8,
          "kv_cache_bytes": 8 << 20}
 

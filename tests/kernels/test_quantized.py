@@ -16,14 +16,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from kernels.native import needs_native
 from kernels.quantized_rows import random_rows
 
 from pallas_kernels import cpu, dequantize, matmul, quantized_matmul, quantized_swiglu, swiglu
 from pallas_kernels.quantized import FORMATS
 from pallas_kernels.quantized.oracle import rows_of
 
-NATIVE = [name for name in cpu.INSTRUCTION_SETS[1:] if name in cpu.instruction_sets()]
-needs_native = pytest.mark.skipif(not NATIVE, reason=f"no native kernels: {cpu.unavailable()}")
 TOKENS = (1, 7, 8, 16, 17, 33, 130, 300, 530)
 SHAPES = [(256, 40), (768, 130), (1536, 33), (256, 1), (512, 7), (2304, 64)]
 SMALL_BLOCK_SHAPES = [(576, 96), (32, 3), (1568, 50)]
@@ -32,14 +31,6 @@ product = jax.jit(quantized_matmul, static_argnames=("kind", "out_dtype", "imple
 gated = jax.jit(quantized_swiglu, static_argnames=("kind", "implementation"))
 plain_product = jax.jit(matmul, static_argnames=("out_dtype", "implementation"))
 plain_gated = jax.jit(swiglu, static_argnames="implementation")
-
-
-@pytest.fixture(params=[pytest.param(name, marks=needs_native) for name in NATIVE or ["none"]])
-def instruction_set(request):
-    before = cpu.instruction_set()
-    cpu.use_instruction_set(request.param)
-    yield request.param
-    cpu.use_instruction_set(before)
 
 
 def shapes_of(kind):
