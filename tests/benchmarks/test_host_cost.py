@@ -18,6 +18,10 @@ def test_the_parts_of_a_step_are_told_apart_and_the_engine_is_left_as_it_was(tmp
     assert StepResult.fetch is fetch
 
 
+def test_the_tenth_percentile_of_few_steps_lies_between_them():
+    assert 1.0 <= host_cost._tenth([1.0, 9.0]) <= 9.0
+
+
 def test_time_inside_another_timed_function_is_counted_once(monkeypatch):
     clock = iter(range(0, 100, 1))
     monkeypatch.setattr(host_cost.time, "perf_counter", lambda: next(clock))
