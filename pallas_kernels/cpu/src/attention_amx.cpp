@@ -48,6 +48,16 @@ struct TileDot {
     if (count > 3) tile_load<7>(values + 3 * kTile, 64), tile_dot_bf16<3, 7, 6>();
   }
 
+  // weights: [query, key], of 16 queries, whatever those beyond `queries` hold; values: tiles of [key, dim, 2].
+  static void add_rows(const uint16_t* weights, int, const uint16_t* values, int64_t count, float*) {
+    tile_load<6>(weights, 64);
+    tile_load<7>(values, 64);
+    tile_dot_bf16<0, 6, 7>();
+    if (count > 1) tile_load<7>(values + kTile, 64), tile_dot_bf16<1, 6, 7>();
+    if (count > 2) tile_load<7>(values + 2 * kTile, 64), tile_dot_bf16<2, 6, 7>();
+    if (count > 3) tile_load<7>(values + 3 * kTile, 64), tile_dot_bf16<3, 6, 7>();
+  }
+
   static void store_sums(float* sums, int64_t count) {
     tile_store<0>(sums, 64);
     if (count > 1) tile_store<1>(sums + kResult, 64);
@@ -59,9 +69,8 @@ struct TileDot {
 }  // namespace
 
 void attend_amx(const Attention& a, const Tile& tile, const Tile* next, void* scratch) {
-  const FlushDenormals flush;
   const FullTiles tiles;
-  TileAttention<TileDot>(a, tile, next, scratch).run();
+  attend<TileDot>(a, tile, next, scratch);
 }
 
 }  // namespace pallas_kernels

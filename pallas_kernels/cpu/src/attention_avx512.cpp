@@ -7,16 +7,26 @@ namespace pallas_kernels {
 namespace {
 
 struct VectorDot {
-  // c[16, 16] += a[16, 2 * 16] b[16, 16, 2]
-  static void add(const uint16_t* a, int64_t stride, const uint16_t* b, __m512 c[16]) {
+  // c[rows, 16] += a[rows, 2 * 16] b[16, 16, 2]
+  template <int kRows>
+  static void add(const uint16_t* a, int64_t stride, const uint16_t* b, __m512 (&c)[kRows]) {
     for (int k = 0; k < 16; ++k) {
       const __m512bh right = (__m512bh)_mm512_load_si512(b + 32 * k);
-      for (int i = 0; i < 16; ++i) {
+      for (int i = 0; i < kRows; ++i) {
         int32_t pair;
         memcpy(&pair, a + i * stride + 2 * k, sizeof pair);
         c[i] = _mm512_dpbf16_ps(c[i], (__m512bh)_mm512_set1_epi32(pair), right);
       }
     }
+  }
+
+  // The same, with c in memory and a's rows one after the other.
+  template <int kRows>
+  static void add_to(const uint16_t* a, const uint16_t* b, float* sums) {
+    __m512 c[kRows];
+    for (int i = 0; i < kRows; ++i) c[i] = _mm512_load_ps(sums + 16 * i);
+    add(a, 32, b, c);
+    for (int i = 0; i < kRows; ++i) _mm512_store_ps(sums + 16 * i, c[i]);
   }
 
   static void scores(const uint16_t* const* keys, int64_t tiles, int64_t stride, const uint16_t* q, int64_t steps,
@@ -35,20 +45,20 @@ struct VectorDot {
   static void store_sums(float*, int64_t) {}
 
   static void add_values(const uint16_t* values, int64_t count, const uint16_t* weights, float* sums) {
-    for (int64_t tile = 0; tile < count; ++tile, sums += kResult) {
-      __m512 c[16];
-      for (int i = 0; i < 16; ++i) c[i] = _mm512_load_ps(sums + 16 * i);
-      add(values + tile * kTile, 32, weights, c);
-      for (int i = 0; i < 16; ++i) _mm512_store_ps(sums + 16 * i, c[i]);
-    }
+    for (int64_t tile = 0; tile < count; ++tile) add_to<16>(values + tile * kTile, weights, sums + tile * kResult);
+  }
+
+  // weights: [query, key]; values: tiles of [key, dim, 2].
+  static void add_rows(const uint16_t* weights, int queries, const uint16_t* values, int64_t count, float* sums) {
+    for (int64_t tile = 0; tile < count; ++tile, values += kTile, sums += kResult)
+      for (int query = 0; query < queries; query += 4) add_to<4>(weights + query * 32, values, sums + query * 16);
   }
 };
 
 }  // namespace
 
 void attend_avx512(const Attention& a, const Tile& tile, const Tile* next, void* scratch) {
-  const FlushDenormals flush;
-  TileAttention<VectorDot>(a, tile, next, scratch).run();
+  attend<VectorDot>(a, tile, next, scratch);
 }
 
 size_t attention_scratch_bytes(const Attention& a, int64_t lanes) { return Layout(a, lanes).bytes; }

@@ -1,0 +1,238 @@
+// Attention with a query in each lane: maxima, exponentials and sums run down the keys. For many queries.
+#pragma once
+
+#include "attention_walk.h"
+
+namespace pallas_kernels {
+namespace {
+
+// What is known of 16 queries after some keys: largest logit (base 2), sum of weights, weighted sum of values.
+struct State {
+  explicit State(float* p) : largest(p), total(p + kLanes), values(p + 2 * kLanes) {}
+
+  void clear(int64_t head_dim) const {
+    _mm512_store_ps(largest, _mm512_set1_ps(kLowest));
+    for (float* p = total; p < values + head_dim * kLanes; p += kLanes) _mm512_store_ps(p, _mm512_setzero_ps());
+  }
+
+  float *largest, *total, *values;
+};
+
+// Takes the keys that `part` knows into `all`.
+inline void merge(const State& all, const State& part, int64_t head_dim) {
+  const __m512 mine = _mm512_load_ps(all.largest), other = _mm512_load_ps(part.largest);
+  const __m512 largest = _mm512_max_ps(mine, other);
+  const __m512 f = exp2(_mm512_sub_ps(mine, largest)), g = exp2(_mm512_sub_ps(other, largest));
+  _mm512_store_ps(all.largest, largest);
+  for (int64_t i = -1; i < head_dim; ++i) {  // the total lies before the values
+    float* p = all.values + i * kLanes;
+    const __m512 scaled = _mm512_mul_ps(_mm512_load_ps(part.values + i * kLanes), g);
+    _mm512_store_ps(p, _mm512_fmadd_ps(_mm512_load_ps(p), f, scaled));
+  }
+}
+
+template <class Dot>
+class ByLanes : public TileWalk<Dot, ByLanes<Dot>> {
+  using Walk = TileWalk<Dot, ByLanes<Dot>>;
+  friend Walk;
+  using Walk::a_, Walk::layout_;
+  using Seen = typename Walk::Seen;
+
+ public:
+  using Walk::TileWalk;
+
+ private:
+  State state(size_t offset, int64_t t) const {
+    return State(this->template at<float>(offset) + t * state_floats(a_.head_dim));
+  }
+
+  // Where in the states the number `i` of a lane is.
+  int64_t state_index(int64_t lane, int64_t i) const {
+    return lane / kLanes * state_floats(a_.head_dim) + i * kLanes + lane % kLanes;
+  }
+
+  void clear(size_t offset) const {
+    for (int64_t t = 0; t < layout_.tiles; ++t) state(offset, t).clear(a_.head_dim);
+  }
+
+  void merge_span() const {
+    for (int64_t t = 0; t < layout_.tiles; ++t) merge(state(layout_.all, t), state(layout_.span, t), a_.head_dim);
+  }
+
+  void finish(size_t offset) const {
+    for (int64_t t = 0; t < layout_.tiles; ++t) finish(t, state(offset, t));
+  }
+
+  // The keys [low, high), which lie in the group from position `start` on.
+  void add_group(int64_t start, int64_t low, int64_t high) {
+    this->point_at_keys(start, low, high);
+    pack_values(start, low, high);
+    // While one tile of queries is weighed, the scores of the next one are computed.
+    Seen seen, seen_next = this->see(0, start, low, high);
+    this->add_scores(0, seen_next, 0, kGroup / kChunk, scores_of(0));
+    for (int64_t t = 0; t < layout_.tiles; ++t) {
+      seen = seen_next;
+      seen_next = t + 1 < layout_.tiles ? this->see(t + 1, start, low, high) : Seen{};
+      add_keys(t, start, seen, seen_next);
+    }
+  }
+
+  float* scores_of(int64_t t) const { return this->template at<float>(layout_.scores) + t % 2 * (kGroup * kLanes); }
+
+  // Left operands of the weighted values: per 32 keys and 16 dims [dim, key], zero for keys outside [low, high).
+  void pack_values(int64_t start, int64_t low, int64_t high) {
+    for (int64_t chunk = 0; chunk < kGroup / kChunk; ++chunk) {
+      this->read_ahead();
+      const int64_t position = start + chunk * kChunk;
+      if (position + kChunk <= low || position >= high) continue;
+      const uint16_t* rows[kChunk];
+      const bool whole = this->find_values(position, low, high, rows);
+      uint16_t* to = this->template at<uint16_t>(layout_.values) + chunk * (a_.head_dim / 16) * kTile;
+      for (int64_t step = 0; step < layout_.steps; ++step) {
+        if (whole)
+          pack_values<true>(rows, step, to + 2 * step * kTile);
+        else
+          pack_values<false>(rows, step, to + 2 * step * kTile);
+      }
+    }
+  }
+
+  template <bool kWhole>
+  void pack_values(const uint16_t* const* rows, int64_t step, uint16_t* to) const {
+    const __mmask32 mask = this->dims_from(step);
+    __m512i low[16], high[16];
+    for (int i = 0; i < 16; ++i) this->template pair_values<kWhole>(rows, i, step, mask, low[i], high[i]);
+    transpose(low);
+    transpose(high);
+    const int dims = static_cast<int>(this->min(32, a_.head_dim - 32 * step));
+    for (int i = 0; i < 16; ++i) {
+      const int dim = i / 4 * 8 + i % 4;
+      if (dim < dims) _mm512_store_si512(to + 32 * dim, low[i]);
+      if (dim + 4 < dims) _mm512_store_si512(to + 32 * (dim + 4), high[i]);
+    }
+  }
+
+  // Lets 16 queries see keys whose scores are known; computes the next 16 queries' scores in between, so that tile
+  // products and exponentials are under way together.
+  void add_keys(int64_t t, int64_t start, const Seen& seen, const Seen& seen_next) {
+    if (seen.first_chunk == seen.end_chunk) return this->add_scores(t + 1, seen_next, 0, kGroup / kChunk, scores_of(t + 1));
+    float* scores = scores_of(t);
+    if (a_.soft_cap > 0) {
+      const __m512 inner = _mm512_set1_ps(a_.scale / a_.soft_cap);
+      for (int64_t key = seen.first_tile * kKeyTile; key < seen.end_tile * kKeyTile; ++key) {
+        float* p = scores + key * kLanes;
+        _mm512_store_ps(p, tanh(_mm512_mul_ps(_mm512_load_ps(p), inner)));
+      }
+    }
+    if (!seen.whole) hide(t, start, scores, seen.first_chunk * kChunk, seen.end_chunk * kChunk);
+    const State state = this->state(layout_.span, t);
+    Weights weights = raise(scores, seen.first_chunk * kChunk, seen.end_chunk * kChunk, state);
+    const int64_t tiles = a_.head_dim / 16, at_once = this->min(tiles, Dot::kMostSums);
+    uint16_t* to = this->template at<uint16_t>(layout_.weights);
+    const uint16_t* values = this->template at<uint16_t>(layout_.values);
+    Dot::load_sums(state.values, at_once);
+    for (int64_t chunk = 0; chunk <= kGroup / kChunk; ++chunk) {
+      this->add_scores(t + 1, seen_next, chunk, chunk + 1, scores_of(t + 1));
+      if (chunk > seen.first_chunk && chunk <= seen.end_chunk)
+        Dot::add_values(values + (chunk - 1) * tiles * kTile, at_once, to + (chunk - 1) * kTile, state.values);
+      if (chunk >= seen.first_chunk && chunk < seen.end_chunk)
+        weigh(scores + chunk * kChunk * kLanes, weights, to + chunk * kTile);
+    }
+    Dot::store_sums(state.values, at_once);
+    for (int64_t first = at_once; first < tiles; first += at_once) {
+      const int64_t count = this->min(tiles - first, at_once);
+      float* sums = state.values + first * kResult;
+      Dot::load_sums(sums, count);
+      for (int64_t chunk = seen.first_chunk; chunk < seen.end_chunk; ++chunk)
+        Dot::add_values(values + (chunk * tiles + first) * kTile, count, to + chunk * kTile, sums);
+      Dot::store_sums(sums, count);
+    }
+    _mm512_store_ps(state.total, _mm512_add_ps(_mm512_load_ps(state.total), weights.sum));
+  }
+
+  void hide(int64_t t, int64_t start, float* scores, int64_t first_key, int64_t end_key) const {
+    const __m512i first = _mm512_loadu_si512(this->first_ + t * kLanes), last = _mm512_loadu_si512(this->last_ + t * kLanes);
+    const __m512 never = _mm512_set1_ps(-INFINITY);
+    for (int64_t key = first_key; key < end_key; ++key) {
+      const __m512i position = _mm512_set1_epi32(static_cast<int>(start + key));
+      const __mmask16 seen = _mm512_mask_cmple_epi32_mask(_mm512_cmpge_epi32_mask(position, first), position, last);
+      float* p = scores + key * kLanes;
+      _mm512_store_ps(p, _mm512_mask_loadu_ps(never, seen, p));
+    }
+  }
+
+  // What turns scores into weights, and the sum of those so far.
+  struct Weights {
+    __m512 scale, largest, sum;
+  };
+
+  // Finds the largest score so far; brings what the state holds to the same base.
+  Weights raise(const float* scores, int64_t first_key, int64_t end_key, const State& state) const {
+    __m512 top[4];
+    for (auto& x : top) x = _mm512_set1_ps(-INFINITY);
+    for (int64_t key = first_key; key < end_key; key += 4)
+      for (int i = 0; i < 4; ++i) top[i] = _mm512_max_ps(top[i], _mm512_load_ps(scores + (key + i) * kLanes));
+    const __m512 before = _mm512_load_ps(state.largest), scale = _mm512_set1_ps(this->factor());
+    const __m512 highest = _mm512_max_ps(_mm512_max_ps(top[0], top[1]), _mm512_max_ps(top[2], top[3]));
+    const __m512 largest = _mm512_max_ps(before, _mm512_mul_ps(highest, scale));
+    if (_mm512_cmp_ps_mask(largest, before, _CMP_NEQ_UQ)) {
+      const __m512 shrink = exp2(_mm512_sub_ps(before, largest));
+      _mm512_store_ps(state.largest, largest);
+      for (float* p = state.total; p < state.values + a_.head_dim * kLanes; p += kLanes)
+        _mm512_store_ps(p, _mm512_mul_ps(_mm512_load_ps(p), shrink));
+    }
+    return {scale, largest, _mm512_setzero_ps()};
+  }
+
+  // The weights of a chunk.
+  static void weigh(const float* scores, Weights& weights, uint16_t* to) {
+    const auto weight = [&](const float* p) {
+      return exp2(_mm512_fmsub_ps(_mm512_load_ps(p), weights.scale, weights.largest));
+    };
+    const auto weigh_pair = [&](int i) {
+      const __m512 x = weight(scores + i * kLanes), y = weight(scores + (kKeyTile + i) * kLanes);
+      _mm512_store_si512(to + i * 2 * kLanes, round_to_pairs(x, y));
+      return _mm512_add_ps(x, y);
+    };
+    const auto weigh_four = [&](int i) {
+      const __m512 low = _mm512_add_ps(weigh_pair(i), weigh_pair(i + 1));
+      return _mm512_add_ps(low, _mm512_add_ps(weigh_pair(i + 2), weigh_pair(i + 3)));
+    };
+    const __m512 low = _mm512_add_ps(weigh_four(0), weigh_four(4));
+    weights.sum = _mm512_add_ps(weights.sum, _mm512_add_ps(low, _mm512_add_ps(weigh_four(8), weigh_four(12))));
+  }
+
+  void finish(int64_t t, const State& state) const {
+    const int used = this->lanes_of(t);
+    if (a_.sinks) add_sinks(t, state);
+    const __m512 total = _mm512_load_ps(state.total);
+    const __mmask16 some = _mm512_cmp_ps_mask(total, _mm512_setzero_ps(), _CMP_NEQ_UQ);
+    const __m512 share = _mm512_maskz_div_ps(some, _mm512_set1_ps(1.0f), total);
+    // Adding zero makes a negative zero positive, as the merge of spans does.
+    for (int64_t dim = 0; dim < a_.head_dim; dim += 16) {
+      __m512i rows[16];
+      for (int i = 0; i < 16; ++i)
+        rows[i] = _mm512_castps_si512(_mm512_mul_ps(
+            _mm512_add_ps(_mm512_load_ps(state.values + (dim + i) * kLanes), _mm512_setzero_ps()), share));
+      transpose(rows);
+      for (int i = 0; i < used; ++i)
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(a_.out + this->result(t * kLanes + i) * a_.head_dim + dim),
+                            (__m256i)_mm512_cvtneps_pbh(_mm512_castsi512_ps(rows[i])));
+    }
+    this->write_lse(t, state.largest, state.total);
+  }
+
+  void add_sinks(int64_t t, const State& state) const {
+    const __m512 sink = this->sinks(t);
+    const __m512 before = _mm512_load_ps(state.largest), largest = _mm512_max_ps(before, sink);
+    const __m512 shrink = exp2(_mm512_sub_ps(before, largest));
+    _mm512_store_ps(state.largest, largest);
+    _mm512_store_ps(state.total, _mm512_fmadd_ps(_mm512_load_ps(state.total), shrink,
+                                                 exp2(_mm512_sub_ps(sink, largest))));
+    for (float* p = state.values; p < state.values + a_.head_dim * kLanes; p += kLanes)
+      _mm512_store_ps(p, _mm512_mul_ps(_mm512_load_ps(p), shrink));
+  }
+};
+
+}  // namespace
+}  // namespace pallas_kernels
