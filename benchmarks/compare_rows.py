@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from compare_runs import KV_SIZES, START, Key, Results
-from peers.engines import HF, LLAMACPP_Q4, OPENVINO, OURS, PLAIN, VLLM, WIDE, EngineSpec
+from peers.engines import HF, INT8, LLAMACPP_Q4, OPENVINO, OPENVINO_Q4, OURS, PLAIN, VLLM, WIDE, EngineSpec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +35,10 @@ ROWS = (
     Row("W1r decode tok/s, lookup on/off", (OURS, "W1r", "cold"), ((PLAIN, "W1r", "cold"),), "decode_rate", 1.8),
     Row("W2 output tok/s", (OURS, "W2", "cold"), ((VLLM, "W2", "cold"), (OPENVINO, "W2", "cold")), "output_rate", 0.8),
     Row("W2 output tok/s", (OURS, "W2", "cold"), ((LLAMACPP_Q4, "W2", "cold"),), "output_rate", 5.0),
+    *(Row(f"{workload} {what}, int8", (INT8, workload, "cold"), ((peer, workload, "cold"),), figure, floor)
+      for workload, what, figure, floors in (("W1", "decode tok/s", "decode_rate", (1.5, 1.3)),
+                                             ("W2", "output tok/s", "output_rate", (6.0, 1.3)))
+      for peer, floor in zip((LLAMACPP_Q4, OPENVINO_Q4), floors, strict=True)),
     Row("W5 output tok/s, sampled/greedy", (WIDE, "W5", "sampled"), ((WIDE, "W5", "greedy"),), "output_rate", 0.9),
     Row("W5 tokens computed per prompt", (WIDE, "W5", "one token"), ((WIDE, "W5", "one token"),), "computed", 1.0,
         lower=True, their_figure="prompt_tokens", digits=0),

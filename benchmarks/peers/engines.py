@@ -14,6 +14,7 @@ PLAIN = "jaxllm-plain"
 WIDE = "jaxllm-128"
 SYNC = "jaxllm-sync"
 XLA = "jaxllm-xla"
+INT8, BLOCKS = "jaxllm-int8", "jaxllm-gguf"
 HF, VLLM = "hf-bf16", "vllm-bf16"
 OPENVINO, OPENVINO_Q4 = "openvino-f16", "openvino-q4_1"
 LLAMACPP, LLAMACPP_Q4 = "llamacpp-bf16", "llamacpp-q4_1"
@@ -57,6 +58,8 @@ def find_engines(root: Path | None, model: str, dtype: str) -> dict[str, EngineS
         _jaxllm(PLAIN, "speculation off", model, dtype, speculative_config=None),
         _jaxllm(SYNC, "overlap off", model, dtype, overlap=False),
         _jaxllm(WIDE, "max_num_seqs=128", model, dtype, max_num_seqs=128),
+        _jaxllm(INT8, 'quantization="int8"', model, dtype, quantization="int8"),
+        _jaxllm(BLOCKS, 'quantization="gguf"', model, dtype, quantization="gguf"),
         dataclasses.replace(_jaxllm(XLA, "kernels of XLA only", model, dtype),
                             options={"model": model, "llm": {"dtype": dtype}, "implementation": "xla"}),
     ]

@@ -25,8 +25,12 @@ def quantized_matmul(
     kind: of ``FORMATS``. scale: of I8, one float32 factor per row; else ``None``.
 
     Rows are decoded to float32, every operation rounded, then rounded to x's dtype; the rest is the arithmetic of
-    `matmul`, so that an implementation's result has the bits of its own `matmul` with decoded weights. Of I8, the
-    numbers are the codes, and the float32 sums are multiplied by the factor before they are rounded to ``out_dtype``.
+    `matmul`, so that an implementation's result has the bits of its own `matmul` with decoded weights.
+
+    Of I8, rows of x are quantized as well: to whole numbers from -32512 to 32512 (16 bits, more than bfloat16's 8) and
+    a factor, the largest magnitude over 32512. Sums of products with their high and with their low bytes are exact
+    integers; rounded to float32, they make one sum, which is multiplied by the weight's factor, then x's, then rounded
+    to ``out_dtype``. So every implementation gives the same bits.
     """
     _check(x, weight, kind, scale)
     out = jnp.dtype(x.dtype if out_dtype is None else out_dtype)

@@ -37,7 +37,15 @@ def quantized_swiglu_cpu(x: Float[Array, "T I"], weight: UInt8[Array, "2F bytes"
 
 
 def _call(target: str, x: Array, weight: Array, kind: str, scale: Array | None, outputs: int, dtype: np.dtype) -> Array:
+    room = _int8_workspace(*x.shape) if FORMATS[kind].scaled else workspace(x)
     product = jax.ffi.ffi_call(
-        require(target), (jax.ShapeDtypeStruct((x.shape[0], outputs), dtype), workspace(x)), vmap_method="sequential")
+        require(target), (jax.ShapeDtypeStruct((x.shape[0], outputs), dtype), room), vmap_method="sequential")
     result, _ = product(x, weight, jnp.zeros(0, jnp.float32) if scale is None else scale, kind=FORMATS[kind].number)
     return result
+
+
+def _int8_workspace(tokens: int, inputs: int) -> jax.ShapeDtypeStruct:
+    """Room for the bytes of x, its rows' factors, and the bytes once more in the order that tiles read them in."""
+    blocks = -(-tokens // 8)
+    sizes = (-(-16 * blocks * inputs // 64) * 64, -(-4 * 8 * blocks // 64) * 64, blocks * -(-inputs // 64) * 1024)
+    return jax.ShapeDtypeStruct((sum(sizes),), jnp.uint8)

@@ -13,14 +13,44 @@ from pallas_kernels.matmul import matmul
 from pallas_kernels.quantized.formats import FORMATS, Format
 from pallas_kernels.swiglu.xla import silu_times
 
+LARGEST = 127 * 256
+_EXACT_INPUTS = 2**24 // 128**2
+
 
 def quantized_matmul_xla(x: Float[Array, "T I"], weight: UInt8[Array, "O bytes"], kind: str,
                          scale: Float[Array, " O"] | None, out_dtype: np.dtype) -> Float[Array, "T O"]:
-    """Whichever implementation `matmul` has for the decoded weight."""
-    rows = decode(weight, FORMATS[kind], kind).astype(x.dtype)
+    """Whichever implementation `matmul` has for the decoded weight; of I8, sums of integers."""
+    rows = decode(weight, FORMATS[kind], kind)
     if scale is None:
-        return matmul(x, rows, out_dtype)
-    return (matmul(x, rows, jnp.float32) * scale).astype(out_dtype)
+        return matmul(x, rows.astype(x.dtype), out_dtype)
+    high, low, x_scale = quantize_rows(x)
+    sums = _integer_sums(high, rows) * 256 + _integer_sums(low, rows)
+    return (sums * scale * x_scale[:, None]).astype(out_dtype)
+
+
+def quantize_rows(x: Float[Array, "T I"]) -> tuple[Float[Array, "T I"], Float[Array, "T I"], Float[Array, " T"]]:
+    """The high and low bytes, signed, of whole numbers from -32512 to 32512, and each row's factor; all in float32.
+
+    A row below 2**-100 counts as zeros. The factor of one with values that are infinite or no numbers is no number, or
+    infinite over zeros; either way all its products are no numbers.
+    """
+    wide = x.astype(jnp.float32)
+    largest = jnp.max(jnp.abs(wide), -1, initial=0)
+    factor = jnp.where(largest >= 2.0**-100, LARGEST / largest, 0)
+    codes = jnp.rint(wide * factor[:, None])
+    codes = jnp.where(jnp.isnan(codes), 0, codes)
+    high = jnp.floor((codes + 128) / 256)
+    return high, codes - 256 * high, largest * np.float32(1 / LARGEST)
+
+
+def _integer_sums(codes: Float[Array, "T I"], rows: Float[Array, "O I"]) -> Float[Array, "T O"]:
+    """Exact sums, rounded to float32: products of float32 numbers add up to less than 2**24 over so many inputs."""
+    total: Array | int = 0
+    for start in range(0, codes.shape[1], _EXACT_INPUTS):
+        part = slice(start, start + _EXACT_INPUTS)
+        sums = jnp.matmul(codes[:, part], rows[:, part].T, precision=jax.lax.Precision.HIGHEST)
+        total = total + sums.astype(jnp.int32)
+    return jnp.asarray(total).astype(jnp.float32)
 
 
 def quantized_swiglu_xla(x: Float[Array, "T I"], weight: UInt8[Array, "2F bytes"], kind: str,

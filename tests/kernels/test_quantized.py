@@ -1,8 +1,10 @@
-"""Products with quantized weights have the bits of products with the decoded weights, at every shape.
+"""Products with quantized weights have the bits of products with the decoded weights, at every shape; of I8, those of
+exact integers.
 
 Oracles: ``gguf.quants.dequantize`` for the formats (equality to the bit), and the native `matmul` and `swiglu` of the
-decoded weights for the products (equality to the bit). Against the float64 oracle the tolerance is `matmul`'s: sums in
-float32 differ by a few roundings of 2**-24, relative to the sum of the products' magnitudes.
+decoded weights for the products (equality to the bit); of I8 the product in integers (equality to the bit). Against the
+float64 oracle the tolerance is `matmul`'s: sums in float32 differ by a few roundings of 2**-24, relative to the sum of
+the products' magnitudes.
 """
 
 from __future__ import annotations
@@ -49,13 +51,11 @@ def decoded(kind, weight):
     return jnp.asarray(rows_of(weight, kind)).astype(jnp.bfloat16)
 
 
-def expected(kind, x, weight, scale, out_dtype=None):
-    """The native product with decoded weights; of I8 with the codes, then the factors."""
-    rows = decoded(kind, weight)
+def expected(kind, x, weight, scale, out_dtype):
+    """The native product with decoded weights; of I8 that of integers."""
     if scale is None:
-        return plain_product(x, rows, out_dtype, "cpu")
-    sums = plain_product(x, rows, jnp.float32, "cpu")
-    return (np.asarray(sums) * scale).astype(x.dtype if out_dtype is None else out_dtype)
+        return plain_product(x, decoded(kind, weight), out_dtype, "cpu")
+    return product(x, weight, kind, scale, out_dtype, "oracle")
 
 
 def assert_same_bits(actual, wanted):
@@ -97,9 +97,8 @@ def test_gated_products_have_the_bits_of_those_with_decoded_weights(kind, inputs
     if scale is None:
         wanted = np.asarray(plain_gated(x, decoded(kind, weight), "cpu"))
     else:
-        # A factor that is a power of two scales the weights exactly, and with them the sums.
-        scale = np.exp2(np.round(np.log2(scale))).astype(np.float32)
-        wanted = np.asarray(plain_gated(x, (decoded(kind, weight) * scale[:, None]).astype(jnp.bfloat16), "cpu"))
+        sums = expected(kind, x, weight, scale, jnp.bfloat16)
+        wanted = np.asarray(plain_gated(sums, jnp.eye(2 * outputs, dtype=jnp.bfloat16), "cpu"))
     for tokens in TOKENS:
         assert_same_bits(gated(x[:tokens], weight, kind, scale, "cpu"), wanted[:tokens])
 
@@ -118,6 +117,37 @@ def test_xla_is_near_the_oracle(kind, dtype):
     unit = float(jnp.finfo(dtype).eps)
     got, wanted = (np.asarray(gated(x, weight, kind, scale, name), np.float64) for name in ("xla", "oracle"))
     np.testing.assert_allclose(got, wanted, rtol=8 * unit, atol=8 * unit * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("inputs", [7, 576, 2500])
+def test_int8_in_xla_has_the_bits_of_integers(inputs, dtype):
+    weight, scale = random_rows("I8", inputs, 20)
+    weight[0], weight[1] = 127, 128  # the largest sums of either sign
+    x = activations(21, inputs).astype(dtype).at[3].set(1).at[4].set(0)
+    assert_same_bits(*(product(x, weight, "I8", scale, jnp.float32, name) for name in ("xla", "oracle")))
+
+
+@pytest.mark.parametrize("implementation", [pytest.param("cpu", marks=needs_native), "xla"])
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_int8_of_a_value_that_is_no_number_spoils_its_row_alone(value, implementation):
+    weight, scale = random_rows("I8", 96, 33)
+    x = activations(19, 96)
+    wanted = np.array(product(x, weight, "I8", scale, jnp.float32, implementation))
+    got = np.asarray(product(x.at[5, 40].set(value), weight, "I8", scale, jnp.float32, implementation))
+    assert np.isnan(got[5]).all()
+    wanted[5] = np.nan
+    assert_same_bits(got, wanted)
+
+
+@pytest.mark.parametrize("implementation", [pytest.param("cpu", marks=needs_native), "xla", "oracle"])
+def test_int8_of_rows_that_are_next_to_zero_is_zero(implementation):
+    weight, scale = random_rows("I8", 96, 33)
+    x = jnp.zeros((3, 96), jnp.bfloat16).at[1].set(2.0**-101).at[2].set(2.0**-100)
+    got = np.asarray(product(x, weight, "I8", scale, jnp.float32, implementation))
+    assert (got[:2] == 0).all()
+    sums = weight.view(np.int8).astype(np.float64).sum(-1)
+    np.testing.assert_allclose(got[2], sums * scale * 2.0**-100, rtol=1e-6)
 
 
 PRODUCTS_IN_A_PROCESS = """
@@ -202,6 +232,7 @@ def test_i8_of_any_number_of_inputs_is_left_to_xla():
     ((6, 20), 0, (4, 6), 2, 1024, "shapes must be"),
     ((6, 18), 0, (4, 5), 2, 1024, "shapes must be"),
     ((6, 18), 6, (4, 6), 2, 1024, "scale must be empty"),
+    ((6, 32), 6, (4, 6), 24, 1599, "the workspace is too small"),
     ((6, 32), 5, (4, 6), 24, 1024, "scale must have one number for each row"),
     ((6, 18), 0, (4, 6), 2, 1023, "the workspace is too small"),
 ])

@@ -49,6 +49,12 @@ inline __attribute__((always_inline)) void tile_dot_bf16() {
   __asm__ volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSums), "i"(kA), "i"(kB));
 }
 
+// The same of signed bytes, four at a time, in 32-bit integers.
+template <int kSums, int kA, int kB>
+inline __attribute__((always_inline)) void tile_dot_int8() {
+  __asm__ volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSums), "i"(kA), "i"(kB));
+}
+
 // Transposes 16 x 16 elements of 32 bits.
 inline __attribute__((always_inline)) void transpose_16x16(__m512i (&r)[16]) {
   __m512i s[16];

@@ -225,18 +225,6 @@ void decode_q6_k(StoredRows rows, int64_t first, int64_t steps, char* to, Layout
   });
 }
 
-void decode_i8(StoredRows rows, int64_t first, int64_t steps, char* to, Layout layout, int64_t ahead) {
-  for (int64_t r = 0; r < rows.count; ++r) {
-    const uint8_t* from = rows.first + r * rows.row_bytes + first * 32;
-    char* at = to + r * layout.row_bytes;
-    for (int64_t i = 0; i < steps; ++i, from += 32, at += layout.step_bytes) {
-      if (i % 2 == 0) ask(from + ahead);
-      _mm512_storeu_si512(at, to_bfloat16(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_16(from))),
-                                          _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_16(from + 16)))));
-    }
-  }
-}
-
 inline Decode decoder_of(GGUFKind kind) {
   switch (kind) {
     case GGUFKind::kQ4_0: return decode_q4_0;
@@ -244,8 +232,8 @@ inline Decode decoder_of(GGUFKind kind) {
     case GGUFKind::kQ8_0: return decode_q8_0;
     case GGUFKind::kQ4_K: return decode_q4_k;
     case GGUFKind::kQ6_K: return decode_q6_k;
-    case GGUFKind::kI8: return decode_i8;
-    case GGUFKind::kBF16: break;
+    case GGUFKind::kI8:
+    case GGUFKind::kBF16: break;  // are computed with as they are
   }
   return nullptr;
 }

@@ -40,9 +40,10 @@ InstructionSet detect() {
   const Registers features = cpuid(7, 0), more = cpuid(7, 1), first = cpuid(1, 0);
   const bool avx2 = has(features.b, 5) && has(features.b, 3) && has(features.b, 8) && has(first.c, 12) && has(first.c, 29);
   const bool avx512 = has(features.b, 16) && has(features.b, 17) && has(features.b, 30) && has(features.b, 31);
-  const bool bf16 = has(more.a, 5);
-  if ((states & kVectorStates) != kVectorStates || !avx2 || !avx512 || !bf16) return InstructionSet::kNone;
-  const bool amx = has(features.d, 22) && has(features.d, 24) && has(features.c, 1) && (states & kTileStates) == kTileStates;
+  const bool dots = has(features.c, 11) && has(more.a, 5);  // VNNI, BF16
+  if ((states & kVectorStates) != kVectorStates || !avx2 || !avx512 || !dots) return InstructionSet::kNone;
+  const bool amx = has(features.d, 22) && has(features.d, 24) && has(features.d, 25) && has(features.c, 1) &&
+                   (states & kTileStates) == kTileStates;
   return amx && may_use_tiles() ? InstructionSet::kAmxBf16 : InstructionSet::kAvx512Bf16;
 }
 

@@ -16,8 +16,9 @@ namespace ffi = ::xla::ffi;
 int64_t divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 void with_tiles(ffi::ThreadPool& pool, const Matmul& m, void* packed) {
-  const auto products = m.kind == GGUFKind::kBF16 ? matmul_amx : quantized_matmul_amx;
-  const int64_t blocks = num_blocks(m.tokens);
+  const bool plain = m.kind == GGUFKind::kBF16 || m.kind == GGUFKind::kI8;
+  const auto products = plain ? matmul_amx : quantized_matmul_amx;
+  const int64_t blocks = num_blocks(m);
   if (blocks <= 2) {
     for (int64_t b = 0; b < blocks; ++b) matmul_amx_pack(m, packed, b);
   } else {
@@ -33,6 +34,24 @@ void with_tiles(ffi::ThreadPool& pool, const Matmul& m, void* packed) {
     products(m, packed, o, std::min(o + outputs, m.outputs), b, std::min(b + kBlocksPerCall, blocks),
              next == kNoPiece ? kNoOutput : next % pieces * outputs);
   });
+}
+
+int64_t whole_lines(int64_t bytes) { return 64 * divide(bytes, 64); }
+
+// What x takes once it is quantized: its rows of bytes, then its factors.
+int64_t code_bytes(const Matmul& m) {
+  return m.kind == GGUFKind::kI8 ? whole_lines(num_blocks(m) * kRowsPerBlock * m.inputs) : 0;
+}
+int64_t scale_bytes(const Matmul& m) { return m.kind == GGUFKind::kI8 ? whole_lines(4 * num_blocks(m) * kQuantizedTokens) : 0; }
+
+void quantize_tokens(ffi::ThreadPool& pool, Matmul& m, uint8_t* codes) {
+  float* scale = reinterpret_cast<float*>(codes + code_bytes(m));
+  const uint16_t* x = m.x;
+  const int64_t inputs = m.inputs, tokens = m.tokens;
+  parallel_for(pool, divide(tokens, kRowsPerBlock), [&](int64_t i) {
+    quantize_rows_avx512(x, inputs, i * kRowsPerBlock, std::min((i + 1) * kRowsPerBlock, tokens), codes, scale);
+  });
+  m.x = reinterpret_cast<const uint16_t*>(codes), m.inputs /= 2, m.x_scale = scale;
 }
 
 // What a handler is called with, but for w.
@@ -62,10 +81,15 @@ ffi::Error compute(const Call& call, Matmul m) {
     std::memset(m.y, 0, call.y.size_bytes());
     return ffi::Error::Success();
   }
-  if (instruction_set() == InstructionSet::kAmxBf16) {
-    if (static_cast<int64_t>(call.workspace.element_count()) < packed_bytes(m.tokens, m.inputs))
-      return call.invalid("the workspace is too small");
-    with_tiles(call.pool, m, call.workspace.typed_data());
+  const bool tiles = instruction_set() == InstructionSet::kAmxBf16, integers = m.kind == GGUFKind::kI8;
+  const int64_t packed_bytes = tiles ? num_blocks(m) * num_steps(integers ? m.inputs / 2 : m.inputs) * 1024 : 0;
+  const int64_t quantized_bytes = code_bytes(m) + scale_bytes(m);
+  if (static_cast<int64_t>(call.workspace.element_count()) < quantized_bytes + packed_bytes)
+    return call.invalid("the workspace is too small");
+  uint8_t* workspace = call.workspace.typed_data();
+  if (integers) quantize_tokens(call.pool, m, workspace);
+  if (tiles) {
+    with_tiles(call.pool, m, workspace + quantized_bytes);
   } else {
     constexpr int64_t kOutputs = 64;
     parallel_for(call.pool, divide(m.outputs, kOutputs), [&](int64_t i) {

@@ -1,4 +1,4 @@
-// Products with rows of w in bfloat16, which AMX reads as they lie in memory: w is never rearranged.
+// Products with rows of w in bfloat16 or int8, which AMX reads as they lie in memory: w is never rearranged.
 #include "matmul_tiles.h"
 
 namespace pallas_kernels {
@@ -15,7 +15,7 @@ inline Ahead ahead_to(const Matmul& m, int64_t output, int64_t step, int64_t ste
 }
 
 // Few tokens: w streams past once, its tiles taken from where they lie. Returns the first output that is left.
-template <int kPanels>
+template <typename Numbers, int kPanels>
 int64_t stream(const Matmul& m, const char* packed, Outputs outputs, Span blocks) {
   const int64_t row_bytes = m.row_bytes, steps = m.inputs / kInputsPerStep, block_bytes = steps * kTileBytes;
   alignas(64) float sums[4 * 256];
@@ -29,13 +29,13 @@ int64_t stream(const Matmul& m, const char* packed, Outputs outputs, Span blocks
       const char* tokens = packed + b * block_bytes;
       if constexpr (kPanels <= 2) {
         if (b + 2 <= blocks.last) {
-          dot<kPanels, 2>(rows, tokens, block_bytes, steps, false, sums, ahead);
+          dot<Numbers, kPanels, 2>(rows, tokens, block_bytes, steps, false, sums, ahead);
           store<kPanels, 2>(m, sums, o, b);
           b += 2;
           continue;
         }
       }
-      dot<kPanels, 1>(rows, tokens, block_bytes, steps, false, sums, ahead);
+      dot<Numbers, kPanels, 1>(rows, tokens, block_bytes, steps, false, sums, ahead);
       store<kPanels, 1>(m, sums, o, b);
       b += 1;
     }
@@ -44,7 +44,9 @@ int64_t stream(const Matmul& m, const char* packed, Outputs outputs, Span blocks
 }
 
 // Many tokens, or ends that fill no tile: rows of w are copied, with zeros beyond the ends of w.
+template <typename Numbers_>
 struct Copied {
+  using Numbers = Numbers_;
   static constexpr int64_t kMaxSteps = 18;  // two panels of it stay in the first-level cache
 
   explicit Copied(const Matmul& m) : m(m) {}
@@ -68,10 +70,20 @@ struct Copied {
   const Matmul& m;
 };
 
+template <typename Numbers>
+void multiply(const Matmul& m, const char* packed, Outputs outputs, Span blocks) {
+  if (blocks.last - blocks.first < kBlocksWorthCopying && m.inputs % kInputsPerStep == 0) {
+    if (blocks.last - blocks.first == 1) outputs.first = stream<Numbers, 4>(m, packed, outputs, blocks);
+    outputs.first = stream<Numbers, 2>(m, packed, outputs, blocks);
+    if (!m.gated) outputs.first = stream<Numbers, 1>(m, packed, outputs, blocks);
+  }
+  reuse_all(Copied<Numbers>(m), m, packed, outputs, blocks);
+}
+
 }  // namespace
 
 void matmul_amx_pack(const Matmul& m, void* packed, int64_t block) {
-  const int64_t first = block * kTokensPerBlock, count = m.tokens - first < 16 ? m.tokens - first : 16;
+  const int64_t first = block * kRowsPerBlock, count = m.kind == GGUFKind::kI8 ? kRowsPerBlock : tokens_in(m, block);
   const int64_t steps = num_steps(m.inputs);
   char* to = static_cast<char*>(packed) + block * steps * kTileBytes;
   for (int64_t s = 0; s < steps; ++s, to += kTileBytes) {
@@ -88,15 +100,8 @@ void matmul_amx_pack(const Matmul& m, void* packed, int64_t block) {
 void matmul_amx(const Matmul& m, const void* packed, int64_t first_output, int64_t last_output, int64_t first_block,
                 int64_t last_block, int64_t next_output) {
   const FullTiles tiles;
-  const char* tokens = static_cast<const char*>(packed);
-  const Span blocks{first_block, last_block};
-  Outputs outputs{first_output, last_output, next_output};
-  if (blocks.last - blocks.first < kBlocksWorthCopying && m.inputs % kInputsPerStep == 0) {
-    if (blocks.last - blocks.first == 1) outputs.first = stream<4>(m, tokens, outputs, blocks);
-    outputs.first = stream<2>(m, tokens, outputs, blocks);
-    if (!m.gated) outputs.first = stream<1>(m, tokens, outputs, blocks);
-  }
-  reuse_all(Copied(m), m, tokens, outputs, blocks);
+  const auto multiply = m.kind == GGUFKind::kI8 ? pallas_kernels::multiply<Int8> : pallas_kernels::multiply<BFloat16>;
+  multiply(m, static_cast<const char*>(packed), {first_output, last_output, next_output}, {first_block, last_block});
 }
 
 }  // namespace pallas_kernels

@@ -1,5 +1,5 @@
-// Dot products of rows by VDPBF16PS: lanes run along the inputs, each element has an accumulator of its own. Rows of w in
-// blocks are decoded first, a few at a time.
+// Dot products of rows by VDPBF16PS, or of bytes by VPDPBUSD: lanes run along the inputs, each element has an accumulator
+// of its own. Rows of w in blocks are decoded first, a few at a time.
 #include <immintrin.h>
 
 #include "gguf_rows.h"
@@ -25,7 +25,7 @@ inline void store(const Matmul& m, int64_t t, int64_t o, float value) {
 
 // Sums of kTokens tokens with kOutputs rows, which lie at w and are rows of m.w from number `row` on.
 template <int kTokens, int kOutputs>
-void dots(const Matmul& m, const uint16_t* w, int64_t t, int64_t row, float (&sums)[kTokens][kOutputs]) {
+void bfloat16_dots(const Matmul& m, const uint16_t* w, int64_t t, float (&sums)[kTokens][kOutputs]) {
   __m512 sum[kTokens][kOutputs];
   for (auto& row : sum)
     for (auto& s : row) s = _mm512_setzero_ps();
@@ -43,9 +43,53 @@ void dots(const Matmul& m, const uint16_t* w, int64_t t, int64_t row, float (&su
   if (i < m.inputs) step(i, static_cast<__mmask32>((1u << (m.inputs - i)) - 1));
   for (int r = 0; r < kTokens; ++r)
     for (int c = 0; c < kOutputs; ++c) sums[r][c] = _mm512_reduce_add_ps(sum[r][c]);
-  if (m.scale == nullptr) return;
+}
+
+// Sums of kTokens rows of bytes of x, from number x_row on, with kOutputs rows of bytes. x is taken 128 higher, as the
+// instruction wants one operand unsigned; what this adds is subtracted.
+template <int kTokens, int kOutputs>
+void int8_dots(const Matmul& m, const uint16_t* w, int64_t x_row, int32_t (&sums)[kTokens][kOutputs]) {
+  const __m512i higher = _mm512_set1_epi8(static_cast<char>(128));
+  __m512i sum[kTokens][kOutputs], added[kOutputs];
+  for (auto& row : sum)
+    for (auto& s : row) s = _mm512_setzero_si512();
+  for (auto& s : added) s = _mm512_setzero_si512();
+  const uint16_t* x = m.x + x_row * m.inputs;
+  for (int64_t i = 0; i < m.inputs; i += 32) {
+    const __mmask32 mask = m.inputs - i >= 32 ? ~__mmask32{0} : (__mmask32{1} << (m.inputs - i)) - 1;
+    __m512i a[kOutputs];
+    for (int c = 0; c < kOutputs; ++c) {
+      a[c] = _mm512_maskz_loadu_epi16(mask, w + c * m.inputs + i);
+      added[c] = _mm512_dpbusd_epi32(added[c], higher, a[c]);
+    }
+    for (int r = 0; r < kTokens; ++r) {
+      const __m512i b = _mm512_xor_si512(_mm512_maskz_loadu_epi16(mask, x + r * m.inputs + i), higher);
+      for (int c = 0; c < kOutputs; ++c) sum[r][c] = _mm512_dpbusd_epi32(sum[r][c], b, a[c]);
+    }
+  }
   for (int r = 0; r < kTokens; ++r)
-    for (int c = 0; c < kOutputs; ++c) sums[r][c] *= m.scale[row + c];
+    for (int c = 0; c < kOutputs; ++c) sums[r][c] = _mm512_reduce_add_epi32(_mm512_sub_epi32(sum[r][c], added[c]));
+}
+
+// The sums of high and of low bytes together, times both factors.
+template <int kTokens, int kOutputs>
+void int16_dots(const Matmul& m, const uint16_t* w, int64_t t, int64_t row, float (&sums)[kTokens][kOutputs]) {
+  int32_t high[kTokens][kOutputs], low[kTokens][kOutputs];
+  int8_dots(m, w, high_row(t), high);
+  int8_dots(m, w, low_row(t), low);
+  for (int r = 0; r < kTokens; ++r)
+    for (int c = 0; c < kOutputs; ++c) {
+      const float sum = static_cast<float>(high[r][c]) * 256 + static_cast<float>(low[r][c]);
+      sums[r][c] = sum * m.scale[row + c] * m.x_scale[t + r];
+    }
+}
+
+template <int kTokens, int kOutputs>
+void dots(const Matmul& m, const uint16_t* w, int64_t t, int64_t row, float (&sums)[kTokens][kOutputs]) {
+  if (m.kind == GGUFKind::kI8)
+    int16_dots(m, w, t, row, sums);
+  else
+    bfloat16_dots(m, w, t, sums);
 }
 
 template <int kTokens, int kOutputs>
@@ -65,10 +109,12 @@ void block(const Matmul& m, const uint16_t* w, const uint16_t* up, int64_t t, in
 
 constexpr int kOutputsAtOnce = 4;
 
+bool is_plain(const Matmul& m) { return m.kind == GGUFKind::kBF16 || m.kind == GGUFKind::kI8; }
+
 // `count` rows of w from number `row` on in bfloat16: where they lie, or decoded into `scratch`.
 const uint16_t* plain_rows(const Matmul& m, int64_t row, int64_t count, uint16_t* scratch) {
   const uint8_t* stored = m.w + row * m.row_bytes;
-  if (m.kind == GGUFKind::kBF16) return reinterpret_cast<const uint16_t*>(stored);
+  if (is_plain(m)) return reinterpret_cast<const uint16_t*>(stored);
   decoder_of(m.kind)({stored, m.row_bytes, count}, 0, num_steps(m.inputs), reinterpret_cast<char*>(scratch),
                      {2 * m.inputs, 64}, count * m.row_bytes);
   return scratch;
@@ -85,8 +131,36 @@ void rows(const Matmul& m, int64_t o, uint16_t* scratch) {
 
 }  // namespace
 
+void quantize_rows_avx512(const uint16_t* x, int64_t inputs, int64_t first, int64_t last, uint8_t* codes, float* scale) {
+  const auto wide = [=](int64_t at, __mmask16 mask) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, x + at)), 16));
+  };
+  const auto each = [=](int64_t row, const auto& visit) {
+    for (int64_t i = 0; i < inputs; i += 16) {
+      const __mmask16 mask = inputs - i >= 16 ? 0xffff : static_cast<__mmask16>((1u << (inputs - i)) - 1);
+      visit(i, wide(row * inputs + i, mask), mask);
+    }
+  };
+  for (int64_t row = first; row < last; ++row) {
+    __m512 top = _mm512_setzero_ps(), sum = _mm512_setzero_ps();
+    each(row, [&](int64_t, __m512 v, __mmask16) {
+      top = _mm512_max_ps(top, _mm512_abs_ps(v));
+      sum = _mm512_add_ps(sum, _mm512_sub_ps(v, v));  // no number if one of them is none, or infinite
+    });
+    const float largest = _mm512_reduce_max_ps(top);
+    const __m512 factor = _mm512_set1_ps(largest >= 0x1p-100f ? 32512.0f / largest : 0.0f);
+    uint8_t *high = codes + high_row(row) * inputs, *low = codes + low_row(row) * inputs;
+    each(row, [&](int64_t i, __m512 v, __mmask16 mask) {
+      const __m512i code = _mm512_cvtps_epi32(_mm512_mul_ps(v, factor));
+      _mm512_mask_cvtepi32_storeu_epi8(low + i, mask, code);
+      _mm512_mask_cvtepi32_storeu_epi8(high + i, mask, _mm512_srai_epi32(_mm512_add_epi32(code, _mm512_set1_epi32(128)), 8));
+    });
+    scale[row] = largest * (1.0f / 32512.0f) + _mm512_reduce_add_ps(sum);
+  }
+}
+
 void matmul_avx512(const Matmul& m, int64_t first_output, int64_t last_output) {
-  uint16_t* scratch = m.kind == GGUFKind::kBF16 ? nullptr : new uint16_t[2 * kOutputsAtOnce * m.inputs];
+  uint16_t* scratch = is_plain(m) ? nullptr : new uint16_t[2 * kOutputsAtOnce * m.inputs];
   int64_t o = first_output;
   for (; o + kOutputsAtOnce <= last_output; o += kOutputsAtOnce) rows<kOutputsAtOnce>(m, o, scratch);
   for (; o < last_output; ++o) rows<1>(m, o, scratch);

@@ -1,4 +1,4 @@
-// Products by TDPBF16PS, whatever the format of w. 16 rows of w are the A tile and packed tokens the B tile, so that sums
+// Products by tiles, of bfloat16 or of int8, whatever the format of w. 16 rows of w are the A tile and packed tokens the B tile, so that sums
 // come out as [output, token], and up to 16 tokens cost the same reads of w. Included by sources named *_amx.cpp, and by
 // nothing else.
 #pragma once
@@ -19,31 +19,36 @@ inline __mmask16 first_bits(int64_t count) { return count >= 16 ? 0xffff : stati
 // Outputs of so many panels.
 constexpr int64_t outputs_of(const Matmul& m, int64_t panels) { return panels * kPanel / (m.gated ? 2 : 1); }
 
-// Sums of 16 outputs as a tile: a row for each of them, and 16 tokens in it.
+int64_t tokens_in(const Matmul& m, int64_t block) {
+  const int64_t most = tokens_per_block(m), left = m.tokens - block * most;
+  return left < most ? left : most;
+}
+
+// Sums of 16 outputs as a tile: a row for each of them, and 16 rows of x in it.
 struct Sums {
-  // row: of w, of the first of them. Where w has factors, the sums are multiplied by theirs.
-  Sums(const Matmul& m, const float* tile, int64_t row, __mmask16 mask) {
+  // row: of w, of the first of them; block: of x. Sums over high and low bytes are added, then multiplied by both factors.
+  Sums(const Matmul& m, const float* tile, int64_t row, __mmask16 mask, int64_t block) {
     for (int i = 0; i < 16; ++i) token[i] = _mm512_load_si512(tile + i * 16);
     transpose_16x16(token);
-    if (m.scale == nullptr) return;
+    if (m.kind != GGUFKind::kI8) return;
     const __m512 scale = _mm512_maskz_loadu_ps(mask, m.scale + row);
-    for (int i = 0; i < 16; ++i) token[i] = _mm512_castps_si512(_mm512_mul_ps(of(i), scale));
+    const float* x_scale = m.x_scale + block * kQuantizedTokens;
+    for (int64_t i = 0; i < kQuantizedTokens; ++i) {
+      const __m512 high = _mm512_mul_ps(_mm512_cvtepi32_ps(token[i]), _mm512_set1_ps(256));
+      const __m512 sum = _mm512_add_ps(high, _mm512_cvtepi32_ps(token[kQuantizedTokens + i]));
+      token[i] = _mm512_castps_si512(_mm512_mul_ps(_mm512_mul_ps(sum, scale), _mm512_set1_ps(x_scale[i])));
+    }
   }
   __m512 of(int64_t i) const { return _mm512_castsi512_ps(token[i]); }
 
   __m512i token[16];
 };
 
-int64_t tokens_in(const Matmul& m, int64_t block) {
-  const int64_t left = m.tokens - block * kTokensPerBlock;
-  return left < kTokensPerBlock ? left : kTokensPerBlock;
-}
-
 // Writes the sums of one panel, or of two beside each other, into their columns of y.
 void store_sums(const Matmul& m, const float* tile, int64_t output, int64_t block) {
   const __mmask16 mask = first_bits(m.outputs - output);
-  const Sums sums(m, tile, output, mask);
-  int64_t at = block * kTokensPerBlock * m.outputs + output;
+  const Sums sums(m, tile, output, mask, block);
+  int64_t at = block * tokens_per_block(m) * m.outputs + output;
   for (int64_t i = 0; i < tokens_in(m, block); ++i, at += m.outputs) {
     if (m.y_is_float32) {
       _mm512_mask_storeu_ps(static_cast<float*>(m.y) + at, mask, sums.of(i));
@@ -59,16 +64,16 @@ void store_sums(const Matmul& m, const float* tile, const float* next_tile, int6
     if (output + kPanel < m.outputs) store_sums(m, next_tile, output + kPanel, block);
     return;
   }
-  const Sums low(m, tile, output, 0xffff), high(m, next_tile, output + kPanel, 0xffff);
-  uint16_t* to = static_cast<uint16_t*>(m.y) + block * kTokensPerBlock * m.outputs + output;
+  const Sums low(m, tile, output, 0xffff, block), high(m, next_tile, output + kPanel, 0xffff, block);
+  uint16_t* to = static_cast<uint16_t*>(m.y) + block * tokens_per_block(m) * m.outputs + output;
   for (int64_t i = 0; i < tokens_in(m, block); ++i, to += m.outputs)
     _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(high.of(i), low.of(i)));
 }
 
 void store_gated(const Matmul& m, const float* gate_tile, const float* up_tile, int64_t output, int64_t block) {
   const __mmask16 mask = first_bits(m.outputs - output);
-  const Sums gate(m, gate_tile, output, mask), up(m, up_tile, m.outputs + output, mask);
-  uint16_t* to = static_cast<uint16_t*>(m.y) + block * kTokensPerBlock * m.outputs + output;
+  const Sums gate(m, gate_tile, output, mask, block), up(m, up_tile, m.outputs + output, mask, block);
+  uint16_t* to = static_cast<uint16_t*>(m.y) + block * tokens_per_block(m) * m.outputs + output;
   for (int64_t i = 0; i < tokens_in(m, block); ++i, to += m.outputs)
     _mm256_mask_storeu_epi16(to, mask, (__m256i)_mm512_cvtneps_pbh(swiglu(gate.of(i), up.of(i))));
 }
@@ -98,9 +103,23 @@ struct Ahead {
   }
 };
 
+// What a tile product is of.
+struct BFloat16 {
+  template <int kSums, int kA, int kB>
+  static void dot() {
+    tile_dot_bf16<kSums, kA, kB>();
+  }
+};
+struct Int8 {
+  template <int kSums, int kA, int kB>
+  static void dot() {
+    tile_dot_int8<kSums, kA, kB>();
+  }
+};
+
 // The products of some panels with some blocks of tokens, block_bytes apart, over some steps: four sums at most, as
 // tiles one after the other, are added to or begun.
-template <int kPanels, int kBlocks>
+template <typename Numbers, int kPanels, int kBlocks>
 inline void dot(const Rows& rows, const char* tokens, int64_t block_bytes, int64_t steps, bool add, float* sums,
                 Ahead& ahead) {
   constexpr int kSums = kPanels * kBlocks;
@@ -117,18 +136,18 @@ inline void dot(const Rows& rows, const char* tokens, int64_t block_bytes, int64
     tile_load<6>(tokens + s * kTileBytes, 64);
     if constexpr (kBlocks > 1) tile_load<7>(tokens + block_bytes + s * kTileBytes, 64);
     tile_load<4>(rows.tile(0, s), rows.row_bytes);
-    tile_dot_bf16<0, 4, 6>();
-    if constexpr (kBlocks > 1) tile_dot_bf16<1, 4, 7>();
+    Numbers::template dot<0, 4, 6>();
+    if constexpr (kBlocks > 1) Numbers::template dot<1, 4, 7>();
     if constexpr (kPanels > 1) {
       tile_load<5>(rows.tile(1, s), rows.row_bytes);
-      tile_dot_bf16<kBlocks, 5, 6>();
-      if constexpr (kBlocks > 1) tile_dot_bf16<3, 5, 7>();
+      Numbers::template dot<kBlocks, 5, 6>();
+      if constexpr (kBlocks > 1) Numbers::template dot<3, 5, 7>();
     }
     if constexpr (kPanels > 2) {
       tile_load<7>(rows.tile(2, s), rows.row_bytes);
-      tile_dot_bf16<2, 7, 6>();
+      Numbers::template dot<2, 7, 6>();
       tile_load<4>(rows.tile(3, s), rows.row_bytes);
-      tile_dot_bf16<3, 4, 6>();
+      Numbers::template dot<3, 4, 6>();
     }
     ahead.step();
   }
@@ -171,6 +190,7 @@ struct Outputs {
 // The products of the panels at an output with all blocks of tokens: slices of the panels' rows are written tile by tile
 // into the first-level cache by a Source, and serve all blocks. A Source has
 //
+//   Numbers                                    what it writes
 //   kMaxSteps                                  of a slice
 //   steps_in_block()                           what a slice's steps are a multiple of
 //   fill(row, count, step, steps, to, next)    writes kPanel rows of w from a row on, zeros in place of those from number
@@ -204,11 +224,11 @@ void reuse(const Source& source, const Matmul& m, const char* packed, int64_t ou
       const char* tokens = packed + b * block_bytes + step * kTileBytes;
       float* at = slices > 1 ? sums + (b - blocks.first) * kPanels * 256 : sums;
       if (b + 2 <= blocks.last) {
-        dot<kPanels, 2>(rows, tokens, block_bytes, steps, add, at, ahead);
+        dot<typename Source::Numbers, kPanels, 2>(rows, tokens, block_bytes, steps, add, at, ahead);
         if (done) store<kPanels, 2>(m, at, output, b);
         b += 2;
       } else {
-        dot<kPanels, 1>(rows, tokens, block_bytes, steps, add, at, ahead);
+        dot<typename Source::Numbers, kPanels, 1>(rows, tokens, block_bytes, steps, add, at, ahead);
         if (done) store<kPanels, 1>(m, at, output, b);
         b += 1;
       }

@@ -6,6 +6,7 @@ namespace pallas_kernels {
 namespace {
 
 struct Decoded {
+  using Numbers = BFloat16;
   static constexpr int64_t kMaxSteps = 16;  // two panels of it stay in the first-level cache
 
   explicit Decoded(const Matmul& m) : m(m), decode(decoder_of(m.kind)), block(block_of(m.kind)) {}
