@@ -82,7 +82,6 @@ class ByLanes : public TileWalk<Dot, ByLanes<Dot>> {
   // Left operands of the weighted values: per 32 keys and 16 dims [dim, key], zero for keys outside [low, high).
   void pack_values(int64_t start, int64_t low, int64_t high) {
     for (int64_t chunk = 0; chunk < kGroup / kChunk; ++chunk) {
-      this->read_ahead();
       const int64_t position = start + chunk * kChunk;
       if (position + kChunk <= low || position >= high) continue;
       const uint16_t* rows[kChunk];
@@ -98,10 +97,13 @@ class ByLanes : public TileWalk<Dot, ByLanes<Dot>> {
   }
 
   template <bool kWhole>
-  void pack_values(const uint16_t* const* rows, int64_t step, uint16_t* to) const {
+  void pack_values(const uint16_t* const* rows, int64_t step, uint16_t* to) {
     const __mmask32 mask = this->dims_from(step);
     __m512i low[16], high[16];
-    for (int i = 0; i < 16; ++i) this->template pair_values<kWhole>(rows, i, step, mask, low[i], high[i]);
+    for (int i = 0; i < 16; ++i) {
+      this->read_ahead(2);
+      this->template pair_values<kWhole>(rows, i, step, mask, low[i], high[i]);
+    }
     transpose(low);
     transpose(high);
     const int dims = static_cast<int>(this->min(32, a_.head_dim - 32 * step));

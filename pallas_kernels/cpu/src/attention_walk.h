@@ -13,6 +13,8 @@
 namespace pallas_kernels {
 namespace {
 
+constexpr int64_t kAhead = kGroup;  // how far ahead keys and values are read
+
 inline int64_t count_lanes(const Attention& a, const Tile& tile) {
   int64_t queries = 0;
   for (int64_t i = 0; i < tile.num_queries; ++i) queries += tile.queries[i].count;
@@ -33,6 +35,7 @@ class TileWalk {
     place_lanes();
     bound_lanes();
     pack_queries();
+    begin_reading_ahead();
     const int64_t first_span = tile_.begin / kSpan, last_span = (tile_.end - 1) / kSpan;
     const bool one_span = first_span == last_span && !tile_.resumes && !tile_.pauses;
     if (tile_.resumes)
@@ -44,7 +47,6 @@ class TileWalk {
       if (!tile_.resumes || begin == span * kSpan) self().clear(layout_.span);
       for (int64_t group = begin / kGroup; group * kGroup < end; ++group) {
         const int64_t start = group * kGroup;
-        find_next_keys(start + kGroup);
         self().add_group(start, max(begin, start), min(end, start + kGroup));
       }
       const bool complete = end == (span + 1) * kSpan || !tile_.pauses;
@@ -87,19 +89,18 @@ class TileWalk {
   }
   int64_t slot(int64_t position) const { return slot(tile_, position); }
 
-  // Reads a chunk's worth of them.
-  void read_ahead() {
-    if (!ahead_) return;
-    const int64_t lines = (a_.head_dim * 2 + 63) / 64, high = min(ahead_high_, ahead_low_ + kChunk);
-    while (ahead_low_ < high) {
-      const int64_t count = min(high - ahead_low_, a_.block_size - ahead_low_ % a_.block_size);
-      const int64_t from = slot(*ahead_, ahead_low_);
-      const char *k = reinterpret_cast<const char*>(a_.k_pool + from), *v = reinterpret_cast<const char*>(a_.v_pool + from);
-      for (int64_t i = 0; i < count * lines; ++i) {
-        _mm_prefetch(k + 64 * i, _MM_HINT_T1);
-        _mm_prefetch(v + 64 * i, _MM_HINT_T1);
+  // Asks for the next lines of them, each of keys and of values. Called all along with a few at a time: the memory serves
+  // some sixteen lines at once, and one that asks for more waits.
+  void read_ahead(int64_t lines) {
+    while (lines > 0) {
+      if (ahead_lines_ == 0 && !find_ahead()) return;
+      const int64_t count = min(lines, ahead_lines_);
+      for (int64_t i = 0; i < count; ++i, ahead_at_ += 64) {
+        _mm_prefetch(reinterpret_cast<const char*>(a_.k_pool) + ahead_at_, _MM_HINT_T1);
+        _mm_prefetch(reinterpret_cast<const char*>(a_.v_pool) + ahead_at_, _MM_HINT_T1);
       }
-      ahead_low_ += count;
+      ahead_lines_ -= count;
+      lines -= count;
     }
   }
 
@@ -293,16 +294,32 @@ class TileWalk {
     }
   }
 
-  // The keys that are read ahead: those of this tile from `start` on, or else the first of the next tile.
-  void find_next_keys(int64_t start) {
-    ahead_ = start < tile_.end ? &tile_ : next_;
-    if (!ahead_) return;
-    ahead_low_ = ahead_ == &tile_ ? start : ahead_->begin;
-    ahead_high_ = min(ahead_->end, (ahead_low_ / kGroup + 1) * kGroup);
+  // Reading ahead begins so many keys after the tile's first one, as the tile before has read up to there, and ends as
+  // many after the next tile's first one.
+  void begin_reading_ahead() {
+    ahead_ = &tile_;
+    ahead_low_ = tile_.begin + kAhead;
+    ahead_high_ = tile_.end;
+  }
+
+  // The lines of those in the next block, if there are any.
+  bool find_ahead() {
+    if (ahead_low_ >= ahead_high_) {
+      if (ahead_ != &tile_ || !next_) return false;
+      ahead_ = next_;
+      ahead_low_ = next_->begin + max(0, ahead_low_ - ahead_high_);
+      ahead_high_ = min(next_->end, next_->begin + kAhead);
+      if (ahead_low_ >= ahead_high_) return false;
+    }
+    const int64_t count = min(ahead_high_ - ahead_low_, a_.block_size - ahead_low_ % a_.block_size);
+    ahead_at_ = slot(*ahead_, ahead_low_) * 2;
+    ahead_lines_ = (count * a_.head_dim * 2 + 63) / 64;
+    ahead_low_ += count;
+    return true;
   }
 
   const Tile* ahead_ = nullptr;
-  int64_t ahead_low_ = 0, ahead_high_ = 0;
+  int64_t ahead_low_ = 0, ahead_high_ = 0, ahead_at_ = 0, ahead_lines_ = 0;
 };
 
 }  // namespace
