@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import pty
 import select
@@ -39,6 +40,37 @@ def test_help_and_usage_errors_do_not_import_jax(arguments):
     result = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=PATIENCE,
                             env=environment(), check=True)
     assert result.stderr.splitlines()[-1] == "[]"
+
+
+HEAPS_OF_TEN_THREADS = """
+import ctypes, sys, threading
+from jaxllm.cli.app import use_few_heaps
+use_few_heaps()
+libc = ctypes.CDLL(None)
+started = threading.Barrier(10)
+def allocate():
+    started.wait()
+    libc.malloc(1000)
+    started.wait()
+threads = [threading.Thread(target=allocate) for _ in range(10)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+libc.fopen.restype = ctypes.c_void_p
+file = ctypes.c_void_p(libc.fopen(sys.argv[1].encode(), b"w"))
+libc.malloc_info(0, file)
+libc.fclose(file)
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_info"), reason="not glibc's malloc")
+@pytest.mark.parametrize(("limit", "heaps"), [(None, 2), ("4", 4)])
+def test_threads_share_two_heaps_or_as_many_as_the_environment_says(tmp_path, limit, heaps):
+    variables = {name: value for name, value in os.environ.items() if name != "MALLOC_ARENA_MAX"}
+    if limit:
+        variables["MALLOC_ARENA_MAX"] = limit
+    report = tmp_path / "heaps.xml"
+    subprocess.run([sys.executable, "-c", HEAPS_OF_TEN_THREADS, report], env=variables, timeout=PATIENCE, check=True)
+    assert report.read_text().count("<heap nr=") == heaps
 
 
 def test_a_reader_that_goes_away_ends_it_quietly(talker):
