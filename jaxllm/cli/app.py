@@ -20,6 +20,7 @@ from jaxllm.cli.chat import chat
 from jaxllm.cli.generate import generate
 from jaxllm.cli.info import info
 from jaxllm.cli.options import expand_groups
+from jaxllm.cli.quantize import quantize
 from jaxllm.environment import check_environment
 from jaxllm.errors import EngineError, JaxLLMError
 from jaxllm.program_cache import trust_sources
@@ -66,6 +67,7 @@ app.command()(expand_groups(chat))
 app.command()(expand_groups(info))
 app.command()(expand_groups(batch))
 app.command()(expand_groups(bench))
+app.command()(quantize)
 
 
 def _print_version(wanted: bool) -> None:

@@ -89,8 +89,8 @@ class TileWalk {
   }
   int64_t slot(int64_t position) const { return slot(tile_, position); }
 
-  // Asks for the next lines of them, each of keys and of values. Called all along with a few at a time: the memory serves
-  // some sixteen lines at once, and one that asks for more waits.
+  // Asks for the next lines of them, each of keys and of values. Called all along: the memory serves some sixteen lines at
+  // once, and who asks for more waits.
   void read_ahead(int64_t lines) {
     while (lines > 0) {
       if (ahead_lines_ == 0 && !find_ahead()) return;
