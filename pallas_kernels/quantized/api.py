@@ -9,6 +9,7 @@ from pallas_kernels import registry
 from pallas_kernels.quantized.formats import FORMATS, Format
 from pallas_kernels.quantized.xla import decode
 
+_MOST_INTEGERS = 2**31 // 128**2 - 1  # whose products of bytes add up to less than 2**31
 _DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
 
 
@@ -30,7 +31,7 @@ def quantized_matmul(
     Of I8, rows of x are quantized as well: to whole numbers from -32512 to 32512 (16 bits, more than bfloat16's 8) and
     a factor, the largest magnitude over 32512. Sums of products with their high and with their low bytes are exact
     integers; rounded to float32, they make one sum, which is multiplied by the weight's factor, then x's, then rounded
-    to ``out_dtype``. So every implementation gives the same bits.
+    to ``out_dtype``. So every implementation gives the same bits. There are at most 131,071 inputs, so that sums fit.
     """
     _check(x, weight, kind, scale)
     out = jnp.dtype(x.dtype if out_dtype is None else out_dtype)
@@ -68,6 +69,8 @@ def _check(x: Array, weight: Array, kind: str, scale: Array | None) -> None:
         raise ValueError(f"x must be [T, I], got shape {x.shape}")
     if x.dtype not in _DTYPES:
         raise ValueError(f"x must be float32, bfloat16 or float16, got {x.dtype}")
+    if found.scaled and x.shape[1] > _MOST_INTEGERS:
+        raise ValueError(f"x must have at most {_MOST_INTEGERS:,} inputs for kind={kind!r}, got shape {x.shape}")
     if weight.shape[1] != found.row_bytes(x.shape[1]):
         raise ValueError(f"weight must be [O, {found.row_bytes(x.shape[1])}], as {kind} stores rows of {x.shape[1]} "
                          f"numbers, got shape {weight.shape}")

@@ -129,6 +129,14 @@ def test_int8_in_xla_has_the_bits_of_integers(inputs, dtype):
 
 
 @pytest.mark.parametrize("implementation", [pytest.param("cpu", marks=needs_native), "xla"])
+def test_the_largest_sums_of_int8_fit(implementation):
+    inputs = 131_040  # of whole steps
+    weight, scale = np.full((2, inputs), 128, np.uint8), np.ones(2, np.float32)
+    x = jnp.ones((1, inputs), jnp.bfloat16)
+    assert_same_bits(*(product(x, weight, "I8", scale, jnp.float32, name) for name in (implementation, "oracle")))
+
+
+@pytest.mark.parametrize("implementation", [pytest.param("cpu", marks=needs_native), "xla"])
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 def test_int8_of_a_value_that_is_no_number_spoils_its_row_alone(value, implementation):
     weight, scale = random_rows("I8", 96, 33)
@@ -197,6 +205,8 @@ X, BYTES = jnp.zeros((4, 32), jnp.bfloat16), np.zeros((6, 18), np.uint8)
     (X, BYTES, "Q4_0", np.zeros(6, np.float32), "scale must be None for kind='Q4_0'"),
     (X[:, :18], BYTES, "I8", None, r"scale must be float32 \[O\] for kind='I8'"),
     (X[:, :18], BYTES, "I8", np.zeros(5, np.float32), r"scale must be float32 \[6\]"),
+    (jnp.zeros((1, 2**17), jnp.bfloat16), np.zeros((1, 2**17), np.uint8), "I8", np.zeros(1, np.float32),
+     "x must have at most 131,071 inputs for kind='I8'"),
 ])
 def test_a_wrong_argument_is_named(x, weight, kind, scale, message):
     with pytest.raises(ValueError, match=message):

@@ -1,6 +1,7 @@
 #include "matmul.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <string>
 
@@ -121,6 +122,7 @@ ffi::Error quantized(const Call& call, const ffi::Buffer<ffi::U8>& w, const ffi:
     return call.invalid(call.gated ? "shapes must be x[T, I], w[2 * F, bytes of I] and y[T, F]"
                                    : "shapes must be x[T, I], w[O, bytes of I] and y[T, O]");
   const bool scaled = kind == static_cast<int64_t>(GGUFKind::kI8);
+  if (scaled && xs[1] * 128 * 128 > INT32_MAX) return call.invalid("x has too many inputs for sums of 32 bits");
   if (ss.size() != 1 || ss[0] != (scaled ? ws[0] : 0))
     return call.invalid(scaled ? "scale must have one number for each row of w" : "scale must be empty");
   Matmul m{};
