@@ -1,9 +1,9 @@
 """How does speed grow with the number of concurrent requests, and a step's time with the length of the context?
 
-The first table submits so many requests of a workload together, and reports the whole run, and its steps in which every
-one of them got a token and nothing else was computed. Host time is the processor time of the thread that plans and
-dispatches the steps and records their results; the model itself runs on others. Steps overlap, so that a step's time is
-that between results.
+The first table submits so many requests of a workload together, and reports the whole run: host time is the processor
+time of the thread that plans and dispatches the steps and records their results, the median over all steps; the model
+itself runs on other threads. A step's time is the median over the steps in which every request got a token and nothing
+else was computed, if there were any. Steps overlap, so that it is the time between results.
 
 The second table computes the last chunk of prompt tokens of contexts of growing length, up to its first token, and then
 decodes a few more. What comes before the chunk is in the prefix cache.
@@ -48,16 +48,16 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """A run of so many requests. step_ms, host_ms: medians over the steps in which all of them, and only they,
-    decoded; ``None`` if there were none."""
+    """A run of so many requests. host_ms: the median over all steps. step_ms: that over the ``full_steps``, in which all
+    of them, and only they, decoded; ``None`` if there were none."""
 
     requests: int
     output_rate: float
     total_rate: float
     steps: int
+    host_ms: float | None
     full_steps: int
     step_ms: float | None
-    host_ms: float | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,8 +102,8 @@ def measure_load(llm: LLM, requests: Sequence[Work], repeat: int) -> Load:
     outputs = sum(work.max_tokens for work in requests)
     full = [step for step in steps if step.computed == step.generated == len(requests)]
     return Load(len(requests), outputs / seconds, (outputs + sum(len(work.prompt) for work in requests)) / seconds,
-                len(steps), len(full), _median_ms([step.seconds for step in full]),
-                _median_ms([step.host for step in full]))
+                len(steps), _median_ms([step.host for step in steps]), len(full),
+                _median_ms([step.seconds for step in full]))
 
 
 def measure_contexts(llm: LLM, lengths: Sequence[int], repeat: int) -> list[Context]:
@@ -151,9 +151,9 @@ def report(loads: Sequence[Load], contexts: Sequence[Context]) -> str:
     parts = []
     if loads:
         parts.append(format_table(
-            ("requests", "output tok/s", "total tok/s", "steps", "all decoding", "ms per step", "host ms"),
-            [(each.requests, f"{each.output_rate:.1f}", f"{each.total_rate:.1f}", each.steps, each.full_steps,
-              _text(each.step_ms), _text(each.host_ms)) for each in loads]))
+            ("requests", "output tok/s", "total tok/s", "steps", "host ms per step", "all decoding", "ms of those"),
+            [(each.requests, f"{each.output_rate:.1f}", f"{each.total_rate:.1f}", each.steps, _text(each.host_ms),
+              each.full_steps, _text(each.step_ms)) for each in loads]))
     if contexts:
         parts.append(format_table(
             ("context", "ms per decoding step", f"ms per {contexts[0].chunk} prompt tokens"),

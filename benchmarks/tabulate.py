@@ -79,11 +79,11 @@ def roofline(report: Report) -> str:
 
 def scaling(report: Report) -> str:
     """By requests and by contexts."""
-    loads = [(str(each["requests"]), number(each["output_rate"]), number(each["total_rate"]), number(each["step_ms"]),
-              number(each["host_ms"])) for each in report["loads"]]
+    loads = [(str(each["requests"]), number(each["output_rate"]), number(each["total_rate"]), number(each["host_ms"]),
+              number(each["step_ms"])) for each in report["loads"]]
     contexts = [(f"{each['tokens']:,}", number(each["decode_ms"]), number(each["chunk_ms"]))
                 for each in report["contexts"]]
-    return (markdown(("requests", "output tok/s", "total tok/s", "ms per step", "host ms"), loads) + "\n\n"
+    return (markdown(("requests", "output tok/s", "total tok/s", "host ms per step", "ms, all decoding"), loads) + "\n\n"
             + markdown(("context", "ms per decoding step", "ms per 512 prompt tokens"), contexts))
 
 

@@ -48,6 +48,8 @@ def requantize(source: GGUFSource, target: Path, kind: str, *, overwrite: bool =
         raise ParameterError("kind", kind, " or ".join(FILE_TYPES))
     if target.exists() and (not overwrite or target.samefile(source.path)):
         raise ParameterError("target", str(target), "a file that is not there yet, or another one with overwrite")
+    if not target.parent.is_dir():
+        raise ParameterError("target", str(target), "a file in a folder that exists")
     if source.metadata.get("split.count", 1) > 1:
         raise CheckpointError(f"{source.path} is one of several files of a model; merge them first")
     import gguf

@@ -73,6 +73,7 @@ def test_rows_that_are_no_whole_blocks_stay(tmp_path):
 
 @pytest.mark.parametrize(("target", "kind", "overwrite", "message"), [
     ("new.gguf", "Q6_K", False, "kind='Q6_K' is not allowed: Q4_0 or Q4_1"),
+    ("nowhere/new.gguf", "Q8_0", False, "target=.*new.gguf' is not allowed: a file in a folder that exists"),
     ("there.gguf", "Q8_0", False, "target=.*there.gguf' is not allowed: a file that is not there yet"),
     ("mixture.gguf", "Q8_0", True, "target=.*mixture.gguf' is not allowed"),
 ])
