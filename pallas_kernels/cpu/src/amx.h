@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "transpose.h"
+
 namespace pallas_kernels {
 namespace {
 
@@ -53,31 +55,6 @@ inline __attribute__((always_inline)) void tile_dot_bf16() {
 template <int kSums, int kA, int kB>
 inline __attribute__((always_inline)) void tile_dot_int8() {
   __asm__ volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSums), "i"(kA), "i"(kB));
-}
-
-// Transposes 16 x 16 elements of 32 bits.
-inline __attribute__((always_inline)) void transpose_16x16(__m512i (&r)[16]) {
-  __m512i s[16];
-  for (int i = 0; i < 16; i += 2) {
-    s[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
-    s[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
-  }
-  for (int i = 0; i < 16; i += 4) {
-    r[i] = _mm512_unpacklo_epi64(s[i], s[i + 2]);
-    r[i + 1] = _mm512_unpackhi_epi64(s[i], s[i + 2]);
-    r[i + 2] = _mm512_unpacklo_epi64(s[i + 1], s[i + 3]);
-    r[i + 3] = _mm512_unpackhi_epi64(s[i + 1], s[i + 3]);
-  }
-  for (int i = 0; i < 4; ++i) {
-    const __m512i low = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88), high = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
-    const __m512i low2 = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
-    const __m512i high2 = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
-    s[i] = _mm512_shuffle_i32x4(low, low2, 0x88);
-    s[i + 4] = _mm512_shuffle_i32x4(high, high2, 0x88);
-    s[i + 8] = _mm512_shuffle_i32x4(low, low2, 0xdd);
-    s[i + 12] = _mm512_shuffle_i32x4(high, high2, 0xdd);
-  }
-  for (int i = 0; i < 16; ++i) r[i] = s[i];
 }
 
 }  // namespace

@@ -101,7 +101,7 @@ class ByLanes : public TileWalk<Dot, ByLanes<Dot>> {
     const __mmask32 mask = this->dims_from(step);
     __m512i low[16], high[16];
     for (int i = 0; i < 16; ++i) {
-      this->read_ahead(2);
+      this->ahead_.read(2);
       this->template pair_values<kWhole>(rows, i, step, mask, low[i], high[i]);
     }
     transpose(low);

@@ -111,7 +111,7 @@ class ByRows : public TileWalk<Dot, ByRows<Dot>> {
 
   // Before tile products, which leave the rest of the core idle. A little more than half, so as not to fall behind where
   // a chunk is not seen.
-  void read_ahead_half_a_chunk() { this->read_ahead(17 * layout_.steps); }
+  void read_ahead_half_a_chunk() { this->ahead_.read(17 * layout_.steps); }
 
   // Right operands of the weighted values: per 32 keys and 16 dims [key, dim, 2], zero for keys outside [low, high).
   void pack_values(int64_t chunk, int64_t position, int64_t low, int64_t high) const {

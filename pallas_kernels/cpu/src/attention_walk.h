@@ -7,13 +7,12 @@
 
 #include <math.h>
 
+#include "attention_ahead.h"
 #include "attention_layout.h"
 #include "attention_math.h"
 
 namespace pallas_kernels {
 namespace {
-
-constexpr int64_t kAhead = kGroup;  // how far ahead keys and values are read
 
 inline int64_t count_lanes(const Attention& a, const Tile& tile) {
   int64_t queries = 0;
@@ -26,7 +25,7 @@ class TileWalk {
  public:
   // next: the tile that the thread will probably attend after this one, whose keys are read ahead; or null.
   TileWalk(const Attention& a, const Tile& tile, const Tile* next, void* scratch)
-      : a_(a), tile_(tile), next_(next), repeat_(a.heads / a.kv_heads), num_lanes_(count_lanes(a, tile)),
+      : a_(a), tile_(tile), ahead_(a, tile, next), repeat_(a.heads / a.kv_heads), num_lanes_(count_lanes(a, tile)),
         layout_(a, num_lanes_), base_(static_cast<char*>(scratch)), first_(at<int32_t>(layout_.lanes_at)),
         last_(first_ + layout_.tiles * kLanes), token_(last_ + layout_.tiles * kLanes),
         head_(token_ + layout_.tiles * kLanes), bounds_(at<Bounds>(layout_.bounds)) {}
@@ -35,7 +34,6 @@ class TileWalk {
     place_lanes();
     bound_lanes();
     pack_queries();
-    begin_reading_ahead();
     const int64_t first_span = tile_.begin / kSpan, last_span = (tile_.end - 1) / kSpan;
     const bool one_span = first_span == last_span && !tile_.resumes && !tile_.pauses;
     if (tile_.resumes)
@@ -82,27 +80,7 @@ class TileWalk {
   };
 
   // Where a position's keys, and values, begin in their pool.
-  int64_t slot(const Tile& tile, int64_t position) const {
-    const uint32_t size = static_cast<uint32_t>(a_.block_size), p = static_cast<uint32_t>(position);
-    const int64_t block = a_.tables[tile.queries[0].row * a_.table_width + p / size];
-    return ((block * a_.kv_heads + tile.kv_head) * a_.block_size + p % size) * a_.head_dim;
-  }
-  int64_t slot(int64_t position) const { return slot(tile_, position); }
-
-  // Asks for the next lines of them, each of keys and of values. Called all along: the memory serves some sixteen lines at
-  // once, and who asks for more waits.
-  void read_ahead(int64_t lines) {
-    while (lines > 0) {
-      if (ahead_lines_ == 0 && !find_ahead()) return;
-      const int64_t count = min(lines, ahead_lines_);
-      for (int64_t i = 0; i < count; ++i, ahead_at_ += 64) {
-        _mm_prefetch(reinterpret_cast<const char*>(a_.k_pool) + ahead_at_, _MM_HINT_T1);
-        _mm_prefetch(reinterpret_cast<const char*>(a_.v_pool) + ahead_at_, _MM_HINT_T1);
-      }
-      ahead_lines_ -= count;
-      lines -= count;
-    }
-  }
+  int64_t slot(int64_t position) const { return pallas_kernels::slot(a_, tile_, position); }
 
   // Left operands of the scores: rows of the pool where 16 of them lie together, else a copy, zero beyond the head dim.
   void point_at_keys(int64_t start, int64_t low, int64_t high) {
@@ -200,7 +178,7 @@ class TileWalk {
 
   const Attention& a_;
   const Tile& tile_;
-  const Tile* const next_;
+  ReadAhead ahead_;
   const int64_t repeat_, num_lanes_;
   const Layout layout_;
   char* const base_;
@@ -293,33 +271,6 @@ class TileWalk {
       }
     }
   }
-
-  // Reading ahead begins so many keys after the tile's first one, as the tile before has read up to there, and ends as
-  // many after the next tile's first one.
-  void begin_reading_ahead() {
-    ahead_ = &tile_;
-    ahead_low_ = tile_.begin + kAhead;
-    ahead_high_ = tile_.end;
-  }
-
-  // The lines of those in the next block, if there are any.
-  bool find_ahead() {
-    if (ahead_low_ >= ahead_high_) {
-      if (ahead_ != &tile_ || !next_) return false;
-      ahead_ = next_;
-      ahead_low_ = next_->begin + max(0, ahead_low_ - ahead_high_);
-      ahead_high_ = min(next_->end, next_->begin + kAhead);
-      if (ahead_low_ >= ahead_high_) return false;
-    }
-    const int64_t count = min(ahead_high_ - ahead_low_, a_.block_size - ahead_low_ % a_.block_size);
-    ahead_at_ = slot(*ahead_, ahead_low_) * 2;
-    ahead_lines_ = (count * a_.head_dim * 2 + 63) / 64;
-    ahead_low_ += count;
-    return true;
-  }
-
-  const Tile* ahead_ = nullptr;
-  int64_t ahead_low_ = 0, ahead_high_ = 0, ahead_at_ = 0, ahead_lines_ = 0;
 };
 
 }  // namespace

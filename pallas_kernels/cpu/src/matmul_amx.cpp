@@ -92,7 +92,7 @@ void matmul_amx_pack(const Matmul& m, void* packed, int64_t block) {
     __m512i row[16];
     for (int64_t i = 0; i < 16; ++i)
       row[i] = _mm512_maskz_loadu_epi16(i < count ? mask : 0, m.x + (i < count ? (first + i) * m.inputs + input : 0));
-    transpose_16x16(row);
+    transpose(row);
     for (int i = 0; i < 16; ++i) _mm512_store_si512(to + i * 64, row[i]);
   }
 }

@@ -29,7 +29,7 @@ struct Sums {
   // row: of w, of the first of them; block: of x. Sums over high and low bytes are added, then multiplied by both factors.
   Sums(const Matmul& m, const float* tile, int64_t row, __mmask16 mask, int64_t block) {
     for (int i = 0; i < 16; ++i) token[i] = _mm512_load_si512(tile + i * 16);
-    transpose_16x16(token);
+    transpose(token);
     if (m.kind != GGUFKind::kI8) return;
     const __m512 scale = _mm512_maskz_loadu_ps(mask, m.scale + row);
     const float* x_scale = m.x_scale + block * kQuantizedTokens;

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "flush_denormals.h"
 #include "sampler_math.h"
 
 namespace pallas_kernels {
@@ -21,16 +22,6 @@ constexpr float kReach[kLimits] = {1, 2.5, 4, 5.5, 7, 8.5, 10, 12};
 constexpr int kDigit = 11;  // bits by which a selection narrows in one pass
 constexpr float kMinusInfinity = -__builtin_inff();
 constexpr float kLowestFinite = -0x1.fffffep127f;
-
-// Denormals are zero in every thread, as they are in XLA's.
-class FlushDenormals {
- public:
-  FlushDenormals() : saved_(_mm_getcsr()) { _mm_setcsr(0x9fc0); }
-  ~FlushDenormals() { _mm_setcsr(saved_); }
-
- private:
-  unsigned saved_;
-};
 
 int64_t round_up(int64_t count, int64_t multiple) { return (count + multiple - 1) / multiple * multiple; }
 
