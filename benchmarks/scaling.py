@@ -48,8 +48,8 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """A run of so many requests. host_ms: the median over all steps. step_ms: that over the ``full_steps``, in which all
-    of them, and only they, decoded; ``None`` if there were none."""
+    """A run of so many requests. host_ms: the median over all steps. step_ms: that over the ``full_steps``, in which
+    all of them, and only they, decoded; ``None`` if there were none."""
 
     requests: int
     output_rate: float

@@ -83,7 +83,8 @@ def scaling(report: Report) -> str:
               number(each["step_ms"])) for each in report["loads"]]
     contexts = [(f"{each['tokens']:,}", number(each["decode_ms"]), number(each["chunk_ms"]))
                 for each in report["contexts"]]
-    return (markdown(("requests", "output tok/s", "total tok/s", "host ms per step", "ms, all decoding"), loads) + "\n\n"
+    header = ("requests", "output tok/s", "total tok/s", "host ms per step", "ms, all decoding")
+    return (markdown(header, loads) + "\n\n"
             + markdown(("context", "ms per decoding step", "ms per 512 prompt tokens"), contexts))
 
 
