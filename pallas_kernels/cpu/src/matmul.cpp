@@ -17,8 +17,7 @@ namespace ffi = ::xla::ffi;
 int64_t divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 void with_tiles(ffi::ThreadPool& pool, const Matmul& m, void* packed) {
-  const bool plain = m.kind == GGUFKind::kBF16 || m.kind == GGUFKind::kI8;
-  const auto products = plain ? matmul_amx : quantized_matmul_amx;
+  const auto products = is_plain(m) ? matmul_amx : quantized_matmul_amx;
   const int64_t blocks = num_blocks(m);
   if (blocks <= 2) {
     for (int64_t b = 0; b < blocks; ++b) matmul_amx_pack(m, packed, b);

@@ -35,6 +35,9 @@ constexpr int64_t high_row(int64_t token) { return token + token / kQuantizedTok
 constexpr int64_t low_row(int64_t token) { return high_row(token) + kQuantizedTokens; }
 void quantize_rows_avx512(const uint16_t* x, int64_t inputs, int64_t first, int64_t last, uint8_t* codes, float* scale);
 
+// Whether rows of w are computed with as they lie in memory.
+constexpr bool is_plain(const Matmul& m) { return m.kind == GGUFKind::kBF16 || m.kind == GGUFKind::kI8; }
+
 // The outputs from first to last, of all tokens.
 void matmul_avx512(const Matmul& m, int64_t first_output, int64_t last_output);
 

@@ -109,8 +109,6 @@ void block(const Matmul& m, const uint16_t* w, const uint16_t* up, int64_t t, in
 
 constexpr int kOutputsAtOnce = 4;
 
-bool is_plain(const Matmul& m) { return m.kind == GGUFKind::kBF16 || m.kind == GGUFKind::kI8; }
-
 // `count` rows of w from number `row` on in bfloat16: where they lie, or decoded into `scratch`.
 const uint16_t* plain_rows(const Matmul& m, int64_t row, int64_t count, uint16_t* scratch) {
   const uint8_t* stored = m.w + row * m.row_bytes;

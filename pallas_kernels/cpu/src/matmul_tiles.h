@@ -1,6 +1,6 @@
-// Products by tiles, of bfloat16 or of int8, whatever the format of w. 16 rows of w are the A tile and packed tokens the B tile, so that sums
-// come out as [output, token], and up to 16 tokens cost the same reads of w. Included by sources named *_amx.cpp, and by
-// nothing else.
+// Products by tiles, of bfloat16 or of int8, whatever the format of w. 16 rows of w are the A tile and packed tokens the B
+// tile, so that sums come out as [output, token], and up to 16 tokens cost the same reads of w. Included by sources named
+// *_amx.cpp, and by nothing else.
 #pragma once
 
 #include <immintrin.h>
