@@ -16,6 +16,20 @@ namespace ffi = ::xla::ffi;
 
 int64_t divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// How many outputs are a piece of work: few pieces, long enough to be read ahead in, and of those sizes the one by which
+// the thread with the most to do has the least.
+int64_t outputs_per_piece(int64_t outputs, int64_t threads) {
+  constexpr int64_t kUnit = 32;
+  const int64_t units = divide(outputs, kUnit);
+  int64_t best = units, least = units;
+  for (const int64_t pieces_per_thread : {4, 5, 3, 6, 2, 7, 8, 1}) {
+    const int64_t piece = divide(units, threads * pieces_per_thread);
+    const int64_t most = divide(divide(units, piece), threads) * piece;
+    if (most < least) best = piece, least = most;
+  }
+  return best * kUnit;
+}
+
 void with_tiles(ffi::ThreadPool& pool, const Matmul& m, void* packed) {
   const auto products = is_plain(m) ? matmul_amx : quantized_matmul_amx;
   const int64_t blocks = num_blocks(m);
@@ -24,10 +38,7 @@ void with_tiles(ffi::ThreadPool& pool, const Matmul& m, void* packed) {
   } else {
     parallel_for(pool, blocks, [&](int64_t b) { matmul_amx_pack(m, packed, b); });
   }
-  // Pieces long enough to be read ahead in, and enough of them that threads end together.
-  constexpr int64_t kOutputs = 64, kPiecesPerThread = 4;
-  const int64_t threads = std::max<int64_t>(pool.num_threads(), 1);
-  const int64_t outputs = kOutputs * divide(divide(m.outputs, kOutputs), threads * kPiecesPerThread);
+  const int64_t outputs = outputs_per_piece(m.outputs, std::max<int64_t>(pool.num_threads(), 1));
   const int64_t pieces = divide(m.outputs, outputs);
   parallel_for(pool, pieces * divide(blocks, kBlocksPerCall), [&](int64_t i, int64_t next) {
     const int64_t o = i % pieces * outputs, b = i / pieces * kBlocksPerCall;

@@ -20,12 +20,13 @@ int64_t stream(const Matmul& m, const char* packed, Outputs outputs, Span blocks
   const int64_t row_bytes = m.row_bytes, steps = m.inputs / kInputsPerStep, block_bytes = steps * kTileBytes;
   alignas(64) float sums[4 * 256];
   const int64_t count = outputs_of(m, kPanels), panel_bytes = m.gated ? m.outputs * row_bytes : kPanel * row_bytes;
+  const int64_t passes = kPanels <= 2 ? (blocks.last - blocks.first + 1) / 2 : blocks.last - blocks.first;
   int64_t o = outputs.first;
   for (; o + count <= outputs.last; o += count) {
     const Rows rows{reinterpret_cast<const char*>(m.w) + o * row_bytes, row_bytes, 64, panel_bytes,
                     outputs_of(m, 2) * row_bytes};
-    Ahead ahead = ahead_to(m, outputs.after(o, count), 0, steps, kPanels * kPanel);
-    for (int64_t b = blocks.first; b < blocks.last; ahead.lines_per_step = 0) {
+    Ahead ahead = ahead_to(m, outputs.after(o, count), 0, steps, (kPanels * kPanel + passes - 1) / passes);
+    for (int64_t b = blocks.first; b < blocks.last;) {
       const char* tokens = packed + b * block_bytes;
       if constexpr (kPanels <= 2) {
         if (b + 2 <= blocks.last) {
@@ -47,7 +48,7 @@ int64_t stream(const Matmul& m, const char* packed, Outputs outputs, Span blocks
 template <typename Numbers_>
 struct Copied {
   using Numbers = Numbers_;
-  static constexpr int64_t kMaxSteps = 18;  // two panels of it stay in the first-level cache
+  static constexpr int64_t kMaxSteps = 9;  // two panels of it stay in the first-level cache, whatever passes beside them
 
   explicit Copied(const Matmul& m) : m(m) {}
 
