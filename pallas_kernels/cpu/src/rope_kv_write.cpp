@@ -57,7 +57,7 @@ ffi::Error rope_kv_write(ffi::ThreadPool threads, BFloat16 k_pool, BFloat16 v_po
   const uint16_t* x = bits(qkv);
   uint16_t *k = bits(*k_result), *v = bits(*v_result), *rotated = bits(*q);
   const int32_t* slot = slots.typed_data();
-  constexpr int64_t kTokens = 64;
+  constexpr int64_t kTokens = 16;
   parallel_for(threads, (tokens + kTokens - 1) / kTokens, [&](int64_t part) {
     const int64_t end = std::min((part + 1) * kTokens, tokens);
     for (int64_t token = part * kTokens; token < end; ++token) {
