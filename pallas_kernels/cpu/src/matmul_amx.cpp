@@ -7,11 +7,11 @@ namespace {
 constexpr int64_t kBlocksWorthCopying = 8;  // from here on, rows of w are copied first, tile by tile
 
 // Rows of w from an output on, from a step on, `lines` of which are asked for at each step.
-inline Ahead ahead_to(const Matmul& m, int64_t output, int64_t step, int64_t steps, int64_t lines) {
-  if (output == kNoOutput) return {nullptr, 0, 0, 1, 0};
-  const int64_t up_bytes = m.gated ? m.outputs * m.row_bytes : 0;
-  return {reinterpret_cast<const char*>(m.w) + output * m.row_bytes + step * 64, m.row_bytes, up_bytes, steps,
-          m.gated ? (lines + 1) / 2 : lines};
+inline Ahead ahead_to(const Matmul& m, int64_t output, int64_t step, int64_t rows, int64_t steps, int64_t lines) {
+  if (output == kNoOutput) return {nullptr, 0, 0, 0, 1, 0};
+  const char* first = reinterpret_cast<const char*>(m.w) + output * m.row_bytes + step * 64;
+  const int64_t parts = m.gated ? 2 : 1;
+  return {first, m.row_bytes, m.gated ? m.outputs * m.row_bytes : 0, rows / parts, steps, (lines + parts - 1) / parts};
 }
 
 // Few tokens: w streams past once, its tiles taken from where they lie. Returns the first output that is left.
@@ -25,7 +25,8 @@ int64_t stream(const Matmul& m, const char* packed, Outputs outputs, Span blocks
   for (; o + count <= outputs.last; o += count) {
     const Rows rows{reinterpret_cast<const char*>(m.w) + o * row_bytes, row_bytes, 64, panel_bytes,
                     outputs_of(m, 2) * row_bytes};
-    Ahead ahead = ahead_to(m, outputs.after(o, count), 0, steps, (kPanels * kPanel + passes - 1) / passes);
+    Ahead ahead = ahead_to(m, outputs.after(o, count), 0, kPanels * kPanel, steps,
+                           (kPanels * kPanel + passes - 1) / passes);
     for (int64_t b = blocks.first; b < blocks.last;) {
       const char* tokens = packed + b * block_bytes;
       if constexpr (kPanels <= 2) {
@@ -66,7 +67,9 @@ struct Copied {
     }
   }
 
-  Ahead ahead(Place next, int64_t steps, int64_t lines) const { return ahead_to(m, next.row, next.step, steps, lines); }
+  Ahead ahead(Place next, int64_t rows, int64_t steps, int64_t lines) const {
+    return ahead_to(m, next.row, next.step, rows, steps, lines);
+  }
 
   const Matmul& m;
 };

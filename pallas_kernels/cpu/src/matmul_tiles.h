@@ -89,18 +89,38 @@ struct Rows {
   }
 };
 
-// Asks for the rows of w that come next while others are being used; gated, for both of an output.
+// Asks for the rows of w that come next while others are being used; gated, for both of an output. A core gets half as
+// much again from memory in several places at once, a few lines of each in turn, as from one place after the other.
 struct Ahead {
-  const char* row;
-  int64_t row_bytes, up_bytes, lines_per_row, lines_per_step, line = 0;
+  static constexpr int64_t kPlaces = 4, kLines = 4;
+
+  // rows: how many, of which each place has its share; lines_per_step: how many lines to ask for in each step.
+  Ahead(const char* first, int64_t row_bytes, int64_t up_bytes, int64_t rows, int64_t lines_per_row, int64_t lines_per_step)
+      : row(first), row_bytes(row_bytes), up_bytes(up_bytes), place_bytes(rows / kPlaces * row_bytes),
+        lines_per_row(64 * lines_per_row == row_bytes ? rows / kPlaces * lines_per_row : lines_per_row),
+        lines_per_step(lines_per_step) {}
 
   void step() {
-    for (int64_t i = 0; i < lines_per_step; ++i) {
-      _mm_prefetch(row + line * 64, _MM_HINT_T1);
-      if (up_bytes) _mm_prefetch(row + up_bytes + line * 64, _MM_HINT_T1);
-      if (++line == lines_per_row) line = 0, row += row_bytes;
+    const bool whole = lines_per_row % kLines == 0;
+    const int64_t count = whole ? kLines : 1;
+    for (due += lines_per_step; due >= count; due -= count) {
+      const char* at = row + place * place_bytes + line * 64;
+      whole ? ask<kLines>(at) : ask<1>(at);
+      if (++place < kPlaces) continue;
+      place = 0, line += count;
+      if (line >= lines_per_row) line = 0, row += row_bytes;
     }
   }
+
+  template <int64_t kCount>
+  void ask(const char* at) const {
+    for (int64_t i = 0; i < kCount; ++i) _mm_prefetch(at + i * 64, _MM_HINT_T1);
+    if (!up_bytes) return;
+    for (int64_t i = 0; i < kCount; ++i) _mm_prefetch(at + up_bytes + i * 64, _MM_HINT_T1);
+  }
+
+  const char* row;
+  int64_t row_bytes, up_bytes, place_bytes, lines_per_row, lines_per_step, due = 0, place = 0, line = 0;
 };
 
 // What a tile product is of.
@@ -195,7 +215,8 @@ struct Outputs {
 //   steps_in_block()                           what a slice's steps are a multiple of
 //   fill(row, count, step, steps, to, next)    writes kPanel rows of w from a row on, zeros in place of those from number
 //                                              `count` on, over some steps; `next` is where it will do so afterwards
-//   ahead(next, steps, lines)                  what to ask the memory for during the products, `lines` at each step
+//   ahead(next, rows, steps, lines)            what to ask the memory for during the products, `lines` at each step, for
+//                                              so many rows over so many steps
 struct Place {
   int64_t row, step;  // kNoOutput: nowhere
 };
@@ -219,7 +240,7 @@ void reuse(const Source& source, const Matmul& m, const char* packed, int64_t ou
       source.fill(output + skipped, m.outputs - first, step, steps, copy + p * rows.panel_bytes,
                   next.row == kNoOutput ? next : Place{next.row + skipped, next.step});
     }
-    Ahead ahead = source.ahead(next, per_slice, lines);
+    Ahead ahead = source.ahead(next, kPanels * kPanel, per_slice, lines);
     for (int64_t b = blocks.first; b < blocks.last;) {
       const char* tokens = packed + b * block_bytes + step * kTileBytes;
       float* at = slices > 1 ? sums + (b - blocks.first) * kPanels * 256 : sums;

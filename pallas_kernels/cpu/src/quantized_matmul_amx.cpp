@@ -22,7 +22,7 @@ struct Decoded {
       for (int64_t s = 0; s < steps; ++s) _mm512_store_si512(to + r * 64 + s * kTileBytes, _mm512_setzero_si512());
   }
 
-  Ahead ahead(Place, int64_t, int64_t) const { return {nullptr, 0, 0, 1, 0}; }  // decoding does it
+  Ahead ahead(Place, int64_t, int64_t, int64_t) const { return {nullptr, 0, 0, 0, 1, 0}; }  // decoding does it
 
   const Matmul& m;
   const Decode decode;
