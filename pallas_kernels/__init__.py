@@ -14,6 +14,7 @@ implementations behind one contract; `explain` says which one runs and why.
 """
 
 from pallas_kernels.builtin import register_all as _register_all
+from pallas_kernels.int8_pool import Int8Pool
 from pallas_kernels.kv_write import kv_write
 from pallas_kernels.matmul import matmul
 from pallas_kernels.paged_attention import (
@@ -31,6 +32,7 @@ from pallas_kernels.swiglu import swiglu
 _register_all()
 
 __all__ = [
+    "Int8Pool",
     "PagedAttentionMetadata",
     "TokenRows",
     "dequantize",

@@ -35,7 +35,6 @@ def register_all() -> None:
         cpu="native copies in place",
         xla="one scatter per pool, any backend",
         oracle="a loop on the host, for tests",
-        cpu_takes_all=True,
     )
     _register(
         "rope_kv_write",
@@ -70,12 +69,10 @@ def _register(
     oracle: str,
     folder: str | None = None,
     xla_module: str = "xla",
-    cpu_takes_all: bool = False,
 ) -> None:
     """Register the three implementations of an operation, given their summaries: the functions OPERATION_cpu,
-    OPERATION_xla and OPERATION_oracle in modules of the package's folder, which is named after the operation.
-
-    cpu_takes_all: the native one takes whatever the operation does; otherwise its module has ``unsupported``.
+    OPERATION_xla and OPERATION_oracle in modules of the package's folder, which is named after the operation. The native
+    one's module also has ``unsupported``.
     """
     package = f"pallas_kernels.{folder or operation}"
     register(
@@ -85,7 +82,7 @@ def _register(
         summary=cpu,
         default_on=("cpu",),
         unavailable=native.unavailable,
-        **({} if cpu_takes_all else {"unsupported": _lazy(f"{package}.cpu", "unsupported")}),
+        unsupported=_lazy(f"{package}.cpu", "unsupported"),
     )
     register(
         operation, "xla", _loader(f"{package}.{xla_module}", f"{operation}_xla"), summary=xla, default_on=PLATFORMS)

@@ -15,6 +15,7 @@ from jaxllm.cli.options import Debug, EngineOptions, Quiet, format_bytes, in_pan
 
 if TYPE_CHECKING:
     from jaxllm.bench import Cost, MachineSpeed, ModelCosts, Speed
+    from jaxllm.kv_cache import KVSpec
     from jaxllm.models.model import Model
 
 _model, _work = in_panel("Model"), in_panel("Work")
@@ -75,23 +76,24 @@ def bench(
     together = measure_speed(llm, requests=work.concurrency, **lengths)
     console.note("measuring the machine ...")
     machine = measure_machine(model.dtype)
-    costs = ModelCosts.of(model, cache_spec(model, engine.kv_cache_dtype))
+    spec = cache_spec(model, engine.kv_cache_dtype)
+    costs = ModelCosts.of(model, spec)
     report = {
-        "model": source.name, "dtype": model.dtype.name, "quantization": quantization,
+        "model": source.name, "dtype": model.dtype.name, "quantization": quantization, "kv_cache_dtype": spec.entries["k"].dtype_name,
         "parameters": model.num_parameters,
-        "engine": dataclasses.asdict(llm.engine.config), "machine": _machine(machine, model),
+        "engine": dataclasses.asdict(llm.engine.config), "machine": _machine(machine, model, spec),
         "latency": dataclasses.asdict(alone), "throughput": dataclasses.asdict(together),
         "roofline": list(_roofline(costs, machine, alone, together, llm.engine.config.max_num_batched_tokens)),
     }
     print(json.dumps(report, ensure_ascii=False, indent=2)) if as_json else _print(report)
 
 
-def _machine(machine: MachineSpeed, model: Model) -> dict[str, Any]:
+def _machine(machine: MachineSpeed, model: Model, spec: KVSpec) -> dict[str, Any]:
     import jax
 
     from jaxllm.cli.report import kernels_of
 
-    return {"device": jax.devices()[0].device_kind, **dataclasses.asdict(machine), "kernels": kernels_of(model)}
+    return {"device": jax.devices()[0].device_kind, **dataclasses.asdict(machine), "kernels": kernels_of(model, spec)}
 
 
 def _roofline(costs: ModelCosts, machine: MachineSpeed, alone: Speed, together: Speed, budget: int

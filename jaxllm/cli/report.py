@@ -10,6 +10,7 @@ from jaxllm.cli.options import EngineOptions, ModelOptions
 from jaxllm.errors import CapacityError, JaxLLMError, UnsupportedModelError
 
 if TYPE_CHECKING:
+    from jaxllm.kv_cache import KVSpec
     from jaxllm.models.model import Model
     from jaxllm.tokenization import Tokenizer
     from jaxllm.weights import ModelSource
@@ -143,10 +144,12 @@ def _describe_engine(report: Report, model: Model, tokenizer: Tokenizer | None, 
     free = free_host_memory() if platform == "cpu" else free_device_memory(device, engine.gpu_memory_utilization)
     report["machine"] = {
         "platform": platform, "device": device.device_kind, "devices": jax.device_count(), "free_bytes": free,
-        "kernels": kernels_of(model), "native_kernels": _native_kernels(),
+        "native_kernels": _native_kernels(),
     }
     spec = cache_spec(model, engine.kv_cache_dtype)
+    report["machine"]["kernels"] = kernels_of(model, spec)
     report["running"] |= {
+        "kv_cache_dtype": spec.entries["k"].dtype_name,
         "kv_bytes_per_token": spec.bytes_per_token,
         "kv_bytes_full_context": spec.bytes_per_token * model.config.max_position_embeddings,
     }
@@ -173,8 +176,8 @@ def _describe_engine(report: Report, model: Model, tokenizer: Tokenizer | None, 
     report["compilation"]["cache_of_jax"] = folder_of_jax()
 
 
-def kernels_of(model: Model) -> dict[str, str]:
-    """The implementation of each operation that serves this model, in its dtype."""
+def kernels_of(model: Model, spec: KVSpec) -> dict[str, str]:
+    """The implementation of each operation that serves this model, in its dtype, and its cache."""
     import jax
     import jax.numpy as jnp
 
@@ -184,9 +187,12 @@ def kernels_of(model: Model) -> dict[str, str]:
     weight = array((config.hidden_size, config.hidden_size), model.dtype)
     query = array((8, config.num_heads, config.head_dim), model.dtype)
     logits = array((8, config.vocab_size), jnp.float32)
+    key = array((8, config.num_kv_heads, config.head_dim), model.dtype)
+    pools = {f"{name}_pool": entry.abstract(1, 1) for name, entry in spec.entries.items()}
     operands: dict[str, dict[str, Any]] = {
         "matmul": {"x": weight, "weight": weight, "out_dtype": model.dtype}, "swiglu": {"x": weight, "weight": weight},
-        "paged_attention": {"q": query}, "rope_kv_write": {"k_pool": query}}
+        "paged_attention": {"q": query, **pools}, "rope_kv_write": {"qkv": query, **pools},
+        "kv_write": {"k": key, "v": key, **pools}}
     blocks = {"x": weight, "weight": weight, "kind": "I8", "scale": None}
     operands |= {"quantized_matmul": {**blocks, "out_dtype": model.dtype}, "quantized_swiglu": blocks}
     return {operation: registry.choose(operation, operands=operands.get(operation, {"logits": logits})

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jaxllm.checks import check_integer, check_real
 from jaxllm.config import (
@@ -131,9 +132,13 @@ def _model_length(length: int | str | None) -> int | None:
 
 
 def cache_spec(model: Model, dtype: Any) -> KVSpec:
-    """What the cache holds per token. dtype: "auto" or the model's own, which the attention kernels ask for."""
+    """What the cache holds per token. dtype: "auto", the model's own, which the attention kernels ask for, or "int8"
+    (vLLM's "int8_per_token_head")."""
     platform = jax.default_backend()
-    refused = ParameterError("kv_cache_dtype", dtype, f"'auto' or the model's dtype, which is {model.dtype.name!r}")
+    if _is_int8(dtype):
+        return kv_spec(model.config, jnp.int8)
+    refused = ParameterError("kv_cache_dtype", dtype, f"'auto', the model's dtype, which is {model.dtype.name!r}, or "
+                             "'int8'")
     try:
         found = model.dtype if dtype == "auto" else resolve_dtype(dtype, platform, "kv_cache_dtype")
     except ParameterError:
@@ -141,6 +146,15 @@ def cache_spec(model: Model, dtype: Any) -> KVSpec:
     if found != model.dtype:
         raise refused
     return kv_spec(model.config, model.dtype)
+
+
+def _is_int8(dtype: Any) -> bool:
+    if isinstance(dtype, str):
+        return dtype in ("int8", "int8_per_token_head")
+    try:
+        return jnp.dtype(dtype) == jnp.int8
+    except TypeError:
+        return False
 
 
 def layers_per_program() -> int:

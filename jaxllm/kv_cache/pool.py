@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from jaxllm.kv_cache.pages import lazy_zeros
 from jaxllm.kv_cache.spec import KVSpec
+from pallas_kernels import Int8Pool
 
-KVPool = list[dict[str, Array]]
+KVPool = list[dict[str, Array | Int8Pool]]
 """Per pool position, the entries of ``KVSpec`` by name, each head-major ``[P blocks, K heads, S slots, H size]``."""
 
 
-def abstract_pool(spec: KVSpec, num_blocks: int, block_size: int) -> list[dict[str, jax.ShapeDtypeStruct]]:
+def abstract_pool(spec: KVSpec, num_blocks: int, block_size: int) -> list[dict[str, Any]]:
     """Shapes and dtypes of a pool."""
     return [
-        {
-            name: jax.ShapeDtypeStruct((num_blocks, entry.heads, block_size, entry.size), jnp.dtype(entry.dtype))
-            for name, entry in spec.entries.items()
-        }
+        {name: entry.abstract(num_blocks, block_size) for name, entry in spec.entries.items()}
         for _ in range(spec.arrays_per_group)
     ]
 
@@ -33,7 +32,7 @@ def allocate_pool(spec: KVSpec, num_blocks: int, block_size: int) -> KVPool:
 
 
 def read_blocks(pool: KVPool, blocks: Int[Array, " N"]) -> KVPool:
-    """The contents of whole blocks, ``[N, K, S, H]`` each. 0 is padding."""
+    """The contents of whole blocks, ``[N, K, S, H]`` each, and their scales. 0 is padding."""
     return jax.tree.map(lambda array: array[blocks], pool)
 
 

@@ -1,28 +1,56 @@
-"""What the cache holds per token: ``KVSpec`` names the arrays of a layer, ``KVGroup`` the layers that share tables."""
+"""What the cache holds per token: ``KVSpec`` names what a layer keeps, ``KVGroup`` the layers that share tables."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any, ClassVar, cast
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import DTypeLike
 
 from jaxllm.models.config import DecoderConfig
+from pallas_kernels import Int8Pool
 
 
 @dataclasses.dataclass(frozen=True)
 class KVEntry:
-    """One array of a layer's cache, ``[P, heads, S, size]``: ``heads`` x ``size`` numbers of ``dtype`` per slot."""
+    """What a layer keeps under a name: ``heads`` x ``size`` numbers of ``dtype`` per slot, ``[P, heads, S, size]``.
+
+    Numbers in int8 have a scale of ``scale_dtype`` for each slot and head beside them, ``[P, heads, S]``.
+    """
 
     heads: int
     size: int
     dtype: DTypeLike
 
+    scale_dtype: ClassVar[DTypeLike] = jnp.float32
+
+    @property
+    def dtype_name(self) -> str:
+        """As ``kv_cache_dtype`` names it."""
+        return jnp.dtype(self.dtype).name
+
+    @property
+    def quantized(self) -> bool:
+        """Whether there are scales."""
+        return jnp.dtype(self.dtype) == jnp.int8
+
     @property
     def bytes_per_slot(self) -> int:
-        """Bytes that one token takes in this array."""
-        return self.heads * self.size * jnp.dtype(self.dtype).itemsize
+        """Bytes that one token takes, scales included."""
+        scale = jnp.dtype(self.scale_dtype).itemsize if self.quantized else 0
+        return self.heads * (self.size * jnp.dtype(self.dtype).itemsize + scale)
+
+    def abstract(self, num_blocks: int, block_size: int) -> Any:
+        """Shapes and dtypes of what is kept: an array, or an ``Int8Pool`` of two."""
+        slots = (num_blocks, self.heads, block_size)
+        values = jax.ShapeDtypeStruct((*slots, self.size), jnp.dtype(self.dtype))
+        if not self.quantized:
+            return values
+        scales: Any = jax.ShapeDtypeStruct(slots, jnp.dtype(self.scale_dtype))
+        return Int8Pool(cast(Any, values), scales)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +93,7 @@ class KVSpec:
 
 
 def kv_spec(config: DecoderConfig, dtype: DTypeLike) -> KVSpec:
-    """Keys and values of every layer in ``dtype``, one group over all layers."""
+    """Keys and values of every layer in ``dtype``, which may be int8, one group over all layers."""
     entry = KVEntry(config.num_kv_heads, config.head_dim, dtype)
     layers = tuple(range(config.num_layers))
     return KVSpec({"k": entry, "v": entry}, (KVGroup(layers, config.sliding_window),))

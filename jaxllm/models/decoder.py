@@ -13,9 +13,9 @@ from jaxtyping import Array, DTypeLike, Float, Int
 from jaxllm.models.config import DecoderConfig
 from jaxllm.models.layers import Embedding, Linear, RMSNorm
 from jaxllm.models.linear import gated_linear
-from pallas_kernels import paged_attention, rope_kv_write
+from pallas_kernels import Int8Pool, paged_attention, rope_kv_write
 
-LayerCache = dict[str, Array]
+LayerCache = dict[str, Array | Int8Pool]
 """One layer's share of the pool: ``k`` and ``v``, each ``[P, K, S, H]``."""
 
 

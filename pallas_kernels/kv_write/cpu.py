@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 from jaxtyping import Array, Float, Int32
 
 from pallas_kernels.cpu.library import require
+from pallas_kernels.int8_pool import Int8Pool, Pool
+
+
+def unsupported(k_pool: Pool, **others: Any) -> str | None:
+    """Why these operands are left to another implementation, or ``None``."""
+    return "pools are plain arrays" if isinstance(k_pool, Int8Pool) else None
 
 
 def kv_write_cpu(

@@ -2,31 +2,51 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import numpy as np
 from jaxtyping import Array, Float, Int32
 
+from pallas_kernels.int8_pool import LARGEST, SMALLEST, Int8Pool, Pool
+
 
 def kv_write_oracle(
-    k_pool: Float[Array, "P K S H"],
-    v_pool: Float[Array, "P K S H"],
+    k_pool: Pool,
+    v_pool: Pool,
     k: Float[Array, "T K H"],
     v: Float[Array, "T K H"],
     slots: Int32[Array, " T"],
-) -> tuple[Array, Array]:
+) -> tuple[Pool, Pool]:
     """Write in numpy; under ``jit`` through a callback."""
-    like = (jax.ShapeDtypeStruct(k_pool.shape, k_pool.dtype), jax.ShapeDtypeStruct(v_pool.shape, v_pool.dtype))
+    like = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), (k_pool, v_pool))
     return jax.pure_callback(write_tokens, like, k_pool, v_pool, k, v, slots)
 
 
-def write_tokens(
-    k_pool: np.ndarray, v_pool: np.ndarray, k: np.ndarray, v: np.ndarray, slots: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def write_tokens(k_pool: Any, v_pool: Any, k: np.ndarray, v: np.ndarray, slots: np.ndarray) -> tuple[Any, Any]:
     """The same on numpy arrays; the last of several writes to a slot stays."""
-    k_pool, v_pool = np.array(k_pool), np.array(v_pool)
-    block_size = k_pool.shape[2]
+    return _write(k_pool, np.asarray(k), slots), _write(v_pool, np.asarray(v), slots)
+
+
+def _write(pool: Any, x: np.ndarray, slots: np.ndarray) -> Any:
+    pool = jax.tree.map(np.array, pool)
     for token, slot in enumerate(np.asarray(slots)):
-        block, offset = divmod(int(slot), block_size)
-        k_pool[block, :, offset] = np.asarray(k)[token]
-        v_pool[block, :, offset] = np.asarray(v)[token]
-    return k_pool, v_pool
+        block, offset = divmod(int(slot), pool.shape[2])
+        if isinstance(pool, Int8Pool):
+            for head in range(x.shape[1]):
+                values, scale = quantize_head(x[token, head])
+                pool.values[block, head, offset], pool.scales[block, head, offset] = values, scale
+        else:
+            pool[block, :, offset] = x[token]
+    return pool
+
+
+def quantize_head(x: np.ndarray) -> tuple[np.ndarray, float]:
+    """One head, in float64."""
+    wide = x.astype(np.float64)
+    largest = np.abs(wide).max()
+    if not np.isfinite(largest):
+        return np.zeros(x.shape, np.int8), np.nan
+    if largest < SMALLEST:
+        return np.zeros(x.shape, np.int8), 0.0
+    return np.rint(wide / largest * LARGEST).astype(np.int8), largest / LARGEST

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from jaxtyping import Array, Float, Int32
 
+from pallas_kernels.int8_pool import Int8Pool, Pool, quantize_heads
+
 
 def kv_write_xla(
-    k_pool: Float[Array, "P K S H"],
-    v_pool: Float[Array, "P K S H"],
+    k_pool: Pool,
+    v_pool: Pool,
     k: Float[Array, "T K H"],
     v: Float[Array, "T K H"],
     slots: Int32[Array, " T"],
-) -> tuple[Array, Array]:
+) -> tuple[Pool, Pool]:
     """Scatter whole [K, H] tokens; in place where the pools are donated."""
-    block_size = k_pool.shape[2]
+    return _write(k_pool, k, slots), _write(v_pool, v, slots)
+
+
+def _write(pool: Pool, x: Float[Array, "T K H"], slots: Int32[Array, " T"]) -> Pool:
+    block_size = pool.shape[2]
     block, offset = slots // block_size, slots % block_size
-    return k_pool.at[block, :, offset].set(k), v_pool.at[block, :, offset].set(v)
+    if not isinstance(pool, Int8Pool):
+        return pool.at[block, :, offset].set(x)
+    values, scales = quantize_heads(x)
+    return Int8Pool(pool.values.at[block, :, offset].set(values), pool.scales.at[block, :, offset].set(scales))

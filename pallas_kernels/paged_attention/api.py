@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from pallas_kernels import registry
+from pallas_kernels.int8_pool import Int8Pool, Pool, find_pool_fault
 from pallas_kernels.paged_attention.metadata import PagedAttentionMetadata
 
 _DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
@@ -16,8 +17,8 @@ _DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
 @overload
 def paged_attention(
     q: Float[Array, "T N H"],
-    k_pool: Float[Array, "P K S H"],
-    v_pool: Float[Array, "P K S H"],
+    k_pool: Pool,
+    v_pool: Pool,
     metadata: PagedAttentionMetadata,
     *,
     scale: float,
@@ -32,8 +33,8 @@ def paged_attention(
 @overload
 def paged_attention(
     q: Float[Array, "T N H"],
-    k_pool: Float[Array, "P K S H"],
-    v_pool: Float[Array, "P K S H"],
+    k_pool: Pool,
+    v_pool: Pool,
     metadata: PagedAttentionMetadata,
     *,
     scale: float,
@@ -47,8 +48,8 @@ def paged_attention(
 
 def paged_attention(
     q: Float[Array, "T N H"],
-    k_pool: Float[Array, "P K S H"],
-    v_pool: Float[Array, "P K S H"],
+    k_pool: Pool,
+    v_pool: Pool,
     metadata: PagedAttentionMetadata,
     *,
     scale: float,
@@ -63,7 +64,7 @@ def paged_attention(
     Row r owns the queries ``query_start[r] : query_start[r + 1]``; they are the last positions of its context of
     ``lengths[r]`` tokens, whose keys and values (theirs included) are in the pools already. A row may have none. Query
     head n reads kv head ``n // (N // K)``. Softmax and accumulation are float32; the result has q's dtype and is zero
-    for padding tokens.
+    for padding tokens. The pools are arrays ``[P, K, S, H]`` of q's dtype, or both `Int8Pool`s.
 
     Args:
         scale: factor on the scores, usually ``H ** -0.5``.
@@ -83,8 +84,8 @@ def paged_attention(
 
 def _check(
     q: Array,
-    k_pool: Array,
-    v_pool: Array,
+    k_pool: Pool,
+    v_pool: Pool,
     metadata: PagedAttentionMetadata,
     scale: float,
     window: int | None,
@@ -93,8 +94,8 @@ def _check(
 ) -> None:
     if q.ndim != 3:
         raise ValueError(f"q must be [T, N, H], got shape {q.shape}")
-    if k_pool.ndim != 4:
-        raise ValueError(f"k_pool must be [P, K, S, H], got shape {k_pool.shape}")
+    if (fault := find_pool_fault("k_pool", k_pool)) is not None:
+        raise ValueError(fault)
     if v_pool.shape != k_pool.shape:
         raise ValueError(f"v_pool must have k_pool's shape {k_pool.shape}, got {v_pool.shape}")
     num_tokens, num_heads, head_dim = q.shape
@@ -105,8 +106,12 @@ def _check(
         raise ValueError(f"q's heads must be a multiple of the pools' heads, got {num_heads} and {num_kv_heads}")
     if q.dtype not in _DTYPES:
         raise ValueError(f"q must be float32, bfloat16 or float16, got {q.dtype}")
-    if k_pool.dtype != q.dtype or v_pool.dtype != q.dtype:
-        raise ValueError(f"the pools must have q's dtype {q.dtype}, got {k_pool.dtype} and {v_pool.dtype}")
+    if isinstance(k_pool, Int8Pool) and isinstance(v_pool, Int8Pool):
+        if (fault := find_pool_fault("v_pool", v_pool)) is not None:
+            raise ValueError(fault)
+    elif isinstance(k_pool, Int8Pool) or isinstance(v_pool, Int8Pool) or not k_pool.dtype == v_pool.dtype == q.dtype:
+        raise ValueError(f"the pools must have q's dtype {q.dtype}, or be Int8Pools, got {k_pool.dtype} and "
+                         f"{v_pool.dtype}")
     if num_tokens != metadata.num_tokens_padded:
         raise ValueError(f"q has {num_tokens} tokens, metadata was made for {metadata.num_tokens_padded}")
     if block_size != metadata.block_size:

@@ -10,13 +10,16 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from pallas_kernels.cpu.library import require
+from pallas_kernels.int8_pool import Int8Pool, Pool
 from pallas_kernels.paged_attention.metadata import PagedAttentionMetadata
 
 LARGEST_HEAD_DIM = 256
 
 
-def unsupported(q: Array, **options: Any) -> str | None:
+def unsupported(q: Array, k_pool: Pool, **options: Any) -> str | None:
     """Why these operands are left to another implementation, or ``None``."""
+    if isinstance(k_pool, Int8Pool):
+        return "pools are bfloat16, not int8"
     if q.dtype != jnp.bfloat16:
         return f"operands are bfloat16, not {q.dtype}"
     if q.shape[2] % 16 or q.shape[2] > LARGEST_HEAD_DIM:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Float32, Int32
 
 from pallas_kernels.reductions import isolated_exp, row_sum
 
@@ -24,6 +24,16 @@ LOWEST = -1e30
 
 FLOAT32_ROWS = 48
 """Most query rows in one float32 dot of weights and values."""
+
+
+class Keys(NamedTuple):
+    """G consecutive keys and values; with factors, those of quantized ones, if there are any."""
+
+    k: Float[Array, "B G H"]
+    v: Float[Array, "B G H"]
+    positions: Int32[Array, " G"]
+    k_scales: Float32[Array, "B G"] | None = None
+    v_scales: Float32[Array, "B G"] | None = None
 
 
 class State(NamedTuple):
@@ -47,15 +57,15 @@ def start(batch: int, num_queries: int, head_dim: int, sinks: Float[Array, "B Q"
 def add_group(
     state: State,
     q: Float[Array, "B Q H"],
-    k: Float[Array, "B G H"],
-    v: Float[Array, "B G H"],
+    keys: Keys,
     visible: Bool[Array, "B Q G"],
     *,
     scale: float,
     soft_cap: float | None,
 ) -> State:
     """Take in G more keys; ``visible`` says which query sees which. Values that nobody sees must be finite."""
-    scores = jnp.einsum("bqh,bgh->bqg", q, k, preferred_element_type=jnp.float32) * scale
+    factors = scale if keys.k_scales is None else scale * keys.k_scales[:, None, :]
+    scores = jnp.einsum("bqh,bgh->bqg", q, keys.k, preferred_element_type=jnp.float32) * factors
     if soft_cap is not None:
         scores = lax.optimization_barrier(soft_cap * jnp.tanh(lax.optimization_barrier(scores / soft_cap)))
     scores = jnp.where(visible, scores, -jnp.inf)
@@ -63,7 +73,9 @@ def add_group(
     factor = isolated_exp(state.largest - largest)
     weights = isolated_exp(scores - largest[..., None])
     total = state.total * factor + row_sum(weights)
-    return State(largest, total, state.values * factor[..., None] + _weighted_values(weights, v))
+    if keys.v_scales is not None:
+        weights = weights * keys.v_scales[:, None, :]
+    return State(largest, total, state.values * factor[..., None] + _weighted_values(weights, keys.v))
 
 
 def finish(state: State) -> tuple[Float[Array, "B Q H"], Float[Array, "B Q"]]:

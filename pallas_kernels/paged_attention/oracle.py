@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from pallas_kernels.int8_pool import Int8Pool, Pool
 from pallas_kernels.paged_attention.metadata import PagedAttentionMetadata
 
 
 def paged_attention_oracle(
     q: Float[Array, "T N H"],
-    k_pool: Float[Array, "P K S H"],
-    v_pool: Float[Array, "P K S H"],
+    k_pool: Pool,
+    v_pool: Pool,
     metadata: PagedAttentionMetadata,
     *,
     scale: float,
@@ -28,8 +31,8 @@ def paged_attention_oracle(
         jax.ShapeDtypeStruct(q.shape[:2], jnp.float32),
     )
 
-    def on_host(*arrays: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        q, k_pool, v_pool, tables, query_start, lengths, *rest = (np.asarray(array) for array in arrays)
+    def on_host(*arrays: Any) -> tuple[np.ndarray, np.ndarray]:
+        q, k_pool, v_pool, tables, query_start, lengths, *rest = jax.tree.map(np.asarray, arrays)
         return attend_rows(
             q, k_pool, v_pool, tables, query_start, lengths, scale, window, soft_cap, rest[0] if rest else None
         )
@@ -44,8 +47,8 @@ def paged_attention_oracle(
 
 def attend_rows(
     q: np.ndarray,
-    k_pool: np.ndarray,
-    v_pool: np.ndarray,
+    k_pool: Any,
+    v_pool: Any,
     tables: np.ndarray,
     query_start: np.ndarray,
     lengths: np.ndarray,
@@ -68,8 +71,7 @@ def attend_rows(
             visible = np.arange(first, position + 1)
             block, slot = tables[row, visible // block_size], visible % block_size
             for head in range(num_heads):
-                keys = k_pool[block, head // repeat, slot].astype(np.float64)
-                values = v_pool[block, head // repeat, slot].astype(np.float64)
+                keys, values = (_read(pool, (block, head // repeat, slot)) for pool in (k_pool, v_pool))
                 logits = keys @ q[token, head].astype(np.float64) * scale
                 if soft_cap is not None:
                     logits = soft_cap * np.tanh(logits / soft_cap)
@@ -80,3 +82,10 @@ def attend_rows(
                 out[token, head] = weights @ values / total
                 lse[token, head] = largest + np.log(total)
     return out, lse
+
+
+def _read(pool: Any, at: tuple[Any, ...]) -> np.ndarray:
+    if isinstance(pool, Int8Pool):
+        return pool.values[at].astype(np.float64) * pool.scales[at].astype(np.float64)[:, None]
+    numbers: np.ndarray = pool[at].astype(np.float64)
+    return numbers

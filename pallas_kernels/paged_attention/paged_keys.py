@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int32
+from jaxtyping import Array, Bool, DTypeLike, Float, Int32
 
+from pallas_kernels.int8_pool import Int8Pool, Pool
+from pallas_kernels.paged_attention.online_softmax import Keys
 from pallas_kernels.paged_attention.tiles import blocks_per_group
-
-
-class Group(NamedTuple):
-    """G consecutive keys and values of B rows; batch and kv heads are one axis, as the dots want it."""
-
-    k: Float[Array, "BK G H"]
-    v: Float[Array, "BK G H"]
-    positions: Int32[Array, " G"]
 
 
 class PagedKeys:
     """The pools and tables of one attention layer, read in groups that begin at multiples of ``group_size``."""
 
-    def __init__(self, k_pool: Array, v_pool: Array, tables: Int32[Array, "R M"]) -> None:
+    def __init__(self, k_pool: Pool, v_pool: Pool, tables: Int32[Array, "R M"], dtype: DTypeLike) -> None:
+        """dtype: of the queries, to which bytes are converted; a value's scale goes into its weights, which in float16
+        could become too small, so that there values become float32."""
         self.num_blocks, self.num_kv_heads, self.block_size, self.head_dim = k_pool.shape
         self.blocks = blocks_per_group(self.block_size)
         self.group_size = self.blocks * self.block_size
-        row_shape = (self.num_blocks * self.num_kv_heads, self.block_size * self.head_dim)
-        self._k, self._v = k_pool.reshape(row_shape), v_pool.reshape(row_shape)
+        self._dtypes = jnp.dtype(dtype), jnp.dtype(jnp.float32 if dtype == jnp.float16 else dtype)
         self._tables = tables
+        self._k_scales = self._v_scales = None
+        if isinstance(k_pool, Int8Pool) and isinstance(v_pool, Int8Pool):
+            self._k_scales, self._v_scales = self._by_head(k_pool.scales), self._by_head(v_pool.scales)
+            k_pool, v_pool = k_pool.values, v_pool.values
+        self._k, self._v = self._by_head(k_pool), self._by_head(v_pool)
 
     def num_groups(self, length: Int32[Array, ""]) -> Int32[Array, ""]:
         """Groups that a context of this length touches."""
@@ -36,8 +34,9 @@ class PagedKeys:
 
     def read(
         self, rows: Int32[Array, " B"], group: Int32[Array, ""], first: Int32[Array, " B"], end: Int32[Array, " B"]
-    ) -> Group:
-        """Group number ``group`` of each row; values outside positions ``first .. end - 1`` come back as zero.
+    ) -> Keys:
+        """Group number ``group`` of each row, batch and kv heads in one axis, as the dots want it; values outside
+        positions ``first .. end - 1``, and their scales, come back as zero.
 
         They may be anything in the pool, NaN included, and a weight of zero does not remove a NaN.
         """
@@ -49,11 +48,21 @@ class PagedKeys:
         index = blocks[:, None, :] * self.num_kv_heads + head[None, :, None]
         positions = group * self.group_size + jnp.arange(self.group_size, dtype=jnp.int32)
         owned = (positions >= first[:, None]) & (positions < end[:, None])
-        shape = (batch, self.num_kv_heads, self.group_size, self.head_dim)
-        k = self._k.at[index].get(mode="promise_in_bounds")
-        v = _zero_unless(owned[:, None, :, None], self._v.at[index].get(mode="promise_in_bounds").reshape(shape))
-        merged = (batch * self.num_kv_heads, self.group_size, self.head_dim)
-        return Group(k.reshape(merged), v.reshape(merged), positions)
+        merged = (batch * self.num_kv_heads, self.group_size)
+        k = self._k.at[index].get(mode="promise_in_bounds").reshape(*merged, self.head_dim)
+        v = self._v.at[index].get(mode="promise_in_bounds")
+        v = _zero_unless(owned[:, None, :, None],
+                         v.reshape(batch, self.num_kv_heads, self.group_size, self.head_dim))
+        v = v.reshape(*merged, self.head_dim)
+        if self._k_scales is None or self._v_scales is None:
+            return Keys(k, v, positions)
+        scales = (jnp.where(owned[:, None], pool.at[index].get(mode="promise_in_bounds").reshape(
+            batch, self.num_kv_heads, self.group_size), 0).reshape(merged) for pool in (self._k_scales, self._v_scales))
+        return Keys(k.astype(self._dtypes[0]), v.astype(self._dtypes[1]), positions, *scales)
+
+    def _by_head(self, pool: Array) -> Array:
+        """One line for each block and kv head."""
+        return pool.reshape(self.num_blocks * self.num_kv_heads, -1)
 
 
 def _zero_unless(keep: Bool[Array, "B 1 G 1"], x: Float[Array, "B K G H"]) -> Float[Array, "B K G H"]:

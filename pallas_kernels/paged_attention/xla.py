@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int32
 
+from pallas_kernels.int8_pool import Pool
 from pallas_kernels.paged_attention.metadata import PagedAttentionMetadata
 from pallas_kernels.paged_attention.online_softmax import State, add_group, finish, start
 from pallas_kernels.paged_attention.paged_keys import PagedKeys
@@ -30,8 +31,8 @@ class _Softmax:
 
 def paged_attention_xla(
     q: Float[Array, "T N H"],
-    k_pool: Float[Array, "P K S H"],
-    v_pool: Float[Array, "P K S H"],
+    k_pool: Pool,
+    v_pool: Pool,
     metadata: PagedAttentionMetadata,
     *,
     scale: float,
@@ -42,7 +43,7 @@ def paged_attention_xla(
 ) -> Array | tuple[Array, Array]:
     """The contract of `paged_attention`, for any XLA backend; bitwise independent of the batch on the CPU."""
     softmax = _Softmax(scale, window, soft_cap, sinks)
-    keys = PagedKeys(k_pool, v_pool, metadata.tables)
+    keys = PagedKeys(k_pool, v_pool, metadata.tables, q.dtype)
     tiles = cut_into_tiles(metadata.query_start, metadata.lengths, metadata.num_tokens_padded)
     decode, decode_lse = _decode_rows(q, keys, metadata, tiles, softmax)
     out, lse = _prefill_chunks(q, keys, metadata, tiles, softmax)
@@ -78,10 +79,11 @@ def _decode_rows(
         queries = jnp.pad(queries, ((0, 0), (0, num_queries - repeat), (0, 0)))
 
         def one_group(group: Int32[Array, ""], state: State) -> State:
-            k, v, positions = keys.read(rows, group, firsts, ends)
+            part = keys.read(rows, group, firsts, ends)
+            positions = part.positions
             visible = (positions >= firsts[:, None]) & (positions < ends[:, None])
             visible = jnp.repeat(visible, keys.num_kv_heads, axis=0)[:, None, :]
-            return add_group(state, queries, k, v, visible, scale=softmax.scale, soft_cap=softmax.soft_cap)
+            return add_group(state, queries, part, visible, scale=softmax.scale, soft_cap=softmax.soft_cap)
 
         state = start(size * keys.num_kv_heads, num_queries, head_dim, sinks)
         first_group = _first_group(keys, jnp.where(ends > 0, firsts, jnp.iinfo(jnp.int32).max), softmax)
@@ -131,10 +133,11 @@ def _prefill_chunks(
         queries = queries.reshape(num_kv_heads, repeat * size, head_dim)
 
         def one_group(group: Int32[Array, ""], state: State) -> State:
-            k, v, positions = keys.read(row[None], group, first[None], end[None])
+            part = keys.read(row[None], group, first[None], end[None])
+            positions = part.positions
             visible = (positions <= at[:, None]) & (positions >= oldest[:, None])
             visible = jnp.tile(visible, (repeat, 1))[None]
-            return add_group(state, queries, k, v, visible, scale=softmax.scale, soft_cap=softmax.soft_cap)
+            return add_group(state, queries, part, visible, scale=softmax.scale, soft_cap=softmax.soft_cap)
 
         state = start(num_kv_heads, repeat * size, head_dim, sinks)
         values, lse = finish(lax.fori_loop(_first_group(keys, first, softmax), keys.num_groups(end), one_group, state))

@@ -6,31 +6,43 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
 from pallas_kernels import registry
+from pallas_kernels.int8_pool import Int8Pool, find_pool_fault
+from pallas_kernels.kv_write.api import PoolT
+
+_FLOATS = (jnp.float32, jnp.bfloat16, jnp.float16)
 
 
 def rope_kv_write(
-    k_pool: Float[Array, "P K S H"],
-    v_pool: Float[Array, "P K S H"],
+    k_pool: PoolT,
+    v_pool: PoolT,
     qkv: Float[Array, "T NKK H"],
     cos: Float[Array, "T half"],
     sin: Float[Array, "T half"],
     slots: Int32[Array, " T"],
     implementation: str | None = None,
-) -> tuple[Float[Array, "P K S H"], Float[Array, "P K S H"], Float[Array, "T N H"]]:
+) -> tuple[PoolT, PoolT, Float[Array, "T N H"]]:
     """Rotate queries and keys by their position's angles; return the pools with keys and values, and the queries.
 
-    ``qkv`` holds N query heads, K key heads and K value heads per token, in the pools' dtype. Rotary embedding (Su et
-    al. 2021) turns the two halves of a head into ``a * cos - b * sin`` and ``b * cos + a * sin``, in float32, rounded
-    once. Slots are those of `kv_write`; pools are written in place where they are donated.
+    ``qkv`` holds N query heads, K key heads and K value heads per token, in the pools' dtype; pools in int8 take any of
+    float32, bfloat16 and float16. Rotary embedding (Su et al. 2021) turns the two halves of a head into ``a * cos - b *
+    sin`` and ``b * cos + a * sin``, in float32, rounded once to the dtype of ``qkv``. The rest is `kv_write`'s: slots,
+    what is quantized, and pools that are written in place where they are donated.
     """
-    if k_pool.ndim != 4 or v_pool.shape != k_pool.shape or v_pool.dtype != k_pool.dtype:
+    for name, pool in (("k_pool", k_pool), ("v_pool", v_pool)):
+        if isinstance(pool, Int8Pool) and (fault := find_pool_fault(name, pool)) is not None:
+            raise ValueError(fault)
+    quantized = isinstance(k_pool, Int8Pool)
+    if len(k_pool.shape) != 4 or v_pool.shape != k_pool.shape or (
+            v_pool.dtype != k_pool.dtype or isinstance(v_pool, Int8Pool) != quantized):
         raise ValueError(f"k_pool and v_pool must be [P, K, S, H] of one dtype, got {k_pool.dtype} {k_pool.shape} and "
                          f"{v_pool.dtype} {v_pool.shape}")
     kv_heads, head_dim = k_pool.shape[1], k_pool.shape[3]
     if head_dim % 2:
         raise ValueError(f"the head dim must be even, got {head_dim}")
-    if qkv.ndim != 3 or qkv.shape[1] <= 2 * kv_heads or qkv.shape[2] != head_dim or qkv.dtype != k_pool.dtype:
-        raise ValueError(f"qkv must be {k_pool.dtype} [T, N + 2 * {kv_heads}, {head_dim}] with N >= 1, got {qkv.dtype} "
+    allowed = _FLOATS if quantized else (k_pool.dtype,)
+    if qkv.ndim != 3 or qkv.shape[1] <= 2 * kv_heads or qkv.shape[2] != head_dim or qkv.dtype not in allowed:
+        kinds = " or ".join(str(jnp.dtype(dtype)) for dtype in allowed)
+        raise ValueError(f"qkv must be {kinds} [T, N + 2 * {kv_heads}, {head_dim}] with N >= 1, got {qkv.dtype} "
                          f"{qkv.shape}")
     tokens = qkv.shape[0]
     if slots.shape != (tokens,) or slots.dtype != jnp.int32:

@@ -6,17 +6,18 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
+from pallas_kernels.int8_pool import Pool
 from pallas_kernels.kv_write import kv_write
 
 
 def rope_kv_write_xla(
-    k_pool: Float[Array, "P K S H"],
-    v_pool: Float[Array, "P K S H"],
+    k_pool: Pool,
+    v_pool: Pool,
     qkv: Float[Array, "T NKK H"],
     cos: Float[Array, "T half"],
     sin: Float[Array, "T half"],
     slots: Int32[Array, " T"],
-) -> tuple[Array, Array, Array]:
+) -> tuple[Pool, Pool, Array]:
     """The write is by whichever implementation `kv_write` has for it."""
     kv_heads = k_pool.shape[1]
     heads = qkv.shape[1] - 2 * kv_heads
