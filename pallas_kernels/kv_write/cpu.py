@@ -5,30 +5,35 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
 from pallas_kernels.cpu.library import require
 from pallas_kernels.int8_pool import Int8Pool, Pool
 
 
-def unsupported(k_pool: Pool, **others: Any) -> str | None:
+def unsupported(k_pool: Pool, k: Array, v: Array, **others: Any) -> str | None:
     """Why these operands are left to another implementation, or ``None``."""
-    return "pools are plain arrays" if isinstance(k_pool, Int8Pool) else None
+    if isinstance(k_pool, Int8Pool) and not k.dtype == v.dtype == jnp.bfloat16:
+        return f"what goes into pools of int8 is bfloat16, not {k.dtype} and {v.dtype}"
+    return None
 
 
 def kv_write_cpu(
-    k_pool: Float[Array, "P K S H"],
-    v_pool: Float[Array, "P K S H"],
+    k_pool: Pool,
+    v_pool: Pool,
     k: Float[Array, "T K H"],
     v: Float[Array, "T K H"],
     slots: Int32[Array, " T"],
-) -> tuple[Array, Array]:
+) -> tuple[Pool, Pool]:
     """Copy each token's heads to its slot; XLA copies pools that are not donated. A slot out of range fails."""
+    target = "kv_write_int8" if isinstance(k_pool, Int8Pool) else "kv_write"
+    pools, structure = jax.tree.flatten((k_pool, v_pool))
     call = jax.ffi.ffi_call(
-        require("pallas_kernels_kv_write_v1"),
-        tuple(jax.ShapeDtypeStruct(pool.shape, pool.dtype) for pool in (k_pool, v_pool)),
-        input_output_aliases={0: 0, 1: 1},
+        require(f"pallas_kernels_{target}_v1"),
+        tuple(jax.ShapeDtypeStruct(pool.shape, pool.dtype) for pool in pools),
+        input_output_aliases={number: number for number in range(len(pools))},
         vmap_method="sequential",
     )
-    k_pool, v_pool = call(k_pool, v_pool, k, v, slots)
+    k_pool, v_pool = jax.tree.unflatten(structure, call(*pools, k, v, slots))
     return k_pool, v_pool

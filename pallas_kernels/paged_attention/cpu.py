@@ -16,12 +16,10 @@ from pallas_kernels.paged_attention.metadata import PagedAttentionMetadata
 LARGEST_HEAD_DIM = 256
 
 
-def unsupported(q: Array, k_pool: Pool, **options: Any) -> str | None:
+def unsupported(q: Array, **options: Any) -> str | None:
     """Why these operands are left to another implementation, or ``None``."""
-    if isinstance(k_pool, Int8Pool):
-        return "pools are bfloat16, not int8"
     if q.dtype != jnp.bfloat16:
-        return f"operands are bfloat16, not {q.dtype}"
+        return f"queries are bfloat16, not {q.dtype}"
     if q.shape[2] % 16 or q.shape[2] > LARGEST_HEAD_DIM:
         return f"head dims are multiples of 16 up to {LARGEST_HEAD_DIM}, not {q.shape[2]}"
     return None
@@ -29,8 +27,8 @@ def unsupported(q: Array, k_pool: Pool, **options: Any) -> str | None:
 
 def paged_attention_cpu(
     q: Float[Array, "T N H"],
-    k_pool: Float[Array, "P K S H"],
-    v_pool: Float[Array, "P K S H"],
+    k_pool: Pool,
+    v_pool: Pool,
     metadata: PagedAttentionMetadata,
     *,
     scale: float,
@@ -40,12 +38,13 @@ def paged_attention_cpu(
     return_lse: bool = False,
 ) -> Array | tuple[Array, Array]:
     """The contract of `paged_attention`; blocks, lengths or row boundaries that are out of range fail the program."""
+    target = "pallas_kernels_paged_attention" + ("_int8" if isinstance(k_pool, Int8Pool) else "")
     call = jax.ffi.ffi_call(
-        require("pallas_kernels_paged_attention_v1" if sinks is None else "pallas_kernels_paged_attention_sinks_v1"),
+        require(f"{target}_v1" if sinks is None else f"{target}_sinks_v1"),
         (jax.ShapeDtypeStruct(q.shape, q.dtype), jax.ShapeDtypeStruct(q.shape[:2], jnp.float32)),
         vmap_method="sequential",
     )
-    operands = [q, k_pool, v_pool, metadata.tables, metadata.query_start, metadata.lengths]
+    operands = [q, *jax.tree.leaves((k_pool, v_pool)), metadata.tables, metadata.query_start, metadata.lengths]
     if sinks is not None:
         operands.append(sinks)
     out, lse = call(

@@ -13,19 +13,23 @@ import numpy as np
 import pytest
 from kernels.native import needs_native
 
+from pallas_kernels.int8_pool import Int8Pool, quantize_heads
 from pallas_kernels.paged_attention import paged_attention, paged_attention_metadata
 from pallas_kernels.paged_attention.oracle import attend_rows
 
 
 def kinds(*dtypes: str) -> list:
     """Implementation and dtype, for parametrization: all that exist of these dtypes."""
-    native = [pytest.param("cpu", "bfloat16", marks=needs_native)] if "bfloat16" in dtypes else []
+    native = [pytest.param("cpu", dtype, marks=needs_native) for dtype in dtypes if dtype in ("bfloat16", "int8")]
     return [*(("xla", dtype) for dtype in dtypes), *native]
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What a model and an engine fix: heads, head dim, block size, dtype, rows, blocks per row."""
+    """What a model and an engine fix: heads, head dim, block size, dtype, rows, blocks per row.
+
+    dtype: also "int8", of the pools; queries are bfloat16 then.
+    """
 
     num_heads: int = 6
     num_kv_heads: int = 2
@@ -36,7 +40,7 @@ class Shape:
 
     @property
     def numpy_dtype(self) -> np.dtype:
-        return np.dtype(self.dtype if self.dtype != "bfloat16" else ml_dtypes.bfloat16)
+        return np.dtype(self.dtype if self.dtype not in ("bfloat16", "int8") else ml_dtypes.bfloat16)
 
 
 @dataclass
@@ -44,8 +48,8 @@ class Case:
     """One step, as numpy arrays."""
 
     q: np.ndarray
-    k_pool: np.ndarray
-    v_pool: np.ndarray
+    k_pool: np.ndarray | Int8Pool
+    v_pool: np.ndarray | Int8Pool
     tables: np.ndarray
     query_start: np.ndarray
     lengths: np.ndarray
@@ -82,7 +86,7 @@ def build(
     """Lay rows out over shuffled blocks.
 
     ``garbage`` fills the null block, free blocks, the rest of each last block, and with a window the slots that have
-    left it. Table entries past a row's length point anywhere, -1 and beyond the pool included. The first
+    left it; of an int8 pool their scales, over bytes of -128. Table entries past a row's length point anywhere, -1 and beyond the pool included. The first
     ``shared_blocks`` blocks of all rows are those of row 0.
     """
     size = shape.block_size
@@ -111,7 +115,18 @@ def build(
     q = rng.standard_normal((num_tokens, shape.num_heads, shape.head_dim)) * 2
     q[query_start[-1] :] = garbage
     largest = max((float(np.abs(v).max()) for _, v in kv if v.size), default=0.0)
+    if shape.dtype == "int8":
+        pools = [quantized(pool, garbage) for pool in pools]
     return Case(q.astype(shape.numpy_dtype), *pools, tables, query_start, np.asarray(lengths, np.int32), largest)
+
+
+def quantized(pool: np.ndarray, garbage: float) -> Int8Pool:
+    """A pool in int8; slots that hold garbage, in any of their numbers, have it as their scale."""
+    wide = np.asarray(pool, np.float32)
+    unused = ((wide == garbage) | (np.isnan(wide) & np.isnan(garbage))).all(-1)
+    values, scales = map(np.array, quantize_heads(jnp.asarray(pool)))
+    values[unused], scales[unused] = -128, garbage
+    return Int8Pool(values, scales)
 
 
 @partial(jax.jit, static_argnames=("scale", "window", "soft_cap", "implementation"))
@@ -141,7 +156,8 @@ def attend(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Output (exactly as float32) and lse of a case."""
     out, lse = _attend(
-        *(jnp.asarray(x) for x in (case.q, case.k_pool, case.v_pool, case.tables, case.query_start, case.lengths)),
+        *jax.tree.map(
+            jnp.asarray, (case.q, case.k_pool, case.v_pool, case.tables, case.query_start, case.lengths)),
         None if sinks is None else jnp.asarray(sinks, jnp.float32),
         scale=case.q.shape[-1] ** -0.5,
         window=window,

@@ -2,7 +2,8 @@
 
 The oracle computes in float64, so the tolerance is the implementation's own rounding. float32: sums over up to 640
 products, 2e-6 of the largest value. bfloat16 and float16: weights and output are each rounded to nearest in the dtype,
-so half a unit in the last place twice, plus the float32 part. The lse is float32 throughout.
+so half a unit in the last place twice, plus the float32 part. The lse is float32 throughout. int8 pools are read as
+what they hold, exactly, by queries in bfloat16: the oracle gets the quantized numbers, and the tolerance is bfloat16's.
 
 Everything that must not be read is NaN in these cases (see `paged_cases.build`), so a stray read fails them too.
 """
@@ -14,7 +15,7 @@ import pytest
 from kernels import paged_cases as pc
 from kernels.native import IMPLEMENTATIONS, needs_native
 
-UNIT = {"float32": 2e-6, "bfloat16": 2.0**-8, "float16": 2.0**-11}
+UNIT = {"float32": 2e-6, "bfloat16": 2.0**-8, "float16": 2.0**-11, "int8": 2.0**-8}
 MIXED = ([1, 0, 7, 1, 70, 1, 1], [17, 0, 20, 600, 300, 1, 257], 128)
 
 
@@ -46,9 +47,9 @@ def implementation(request):
     return request.param
 
 
-@pytest.mark.parametrize(("implementation", "dtype"), pc.kinds("bfloat16"))
+@pytest.mark.parametrize(("implementation", "dtype"), pc.kinds("bfloat16", "int8"))
 @pytest.mark.parametrize("option", OPTIONS)
-def test_mixed_step_equals_the_oracle_in_bfloat16(implementation, option, dtype):
+def test_mixed_step_equals_the_oracle_in_bfloat16_and_int8(implementation, option, dtype):
     check(implementation, pc.Shape(dtype=dtype), *MIXED, **OPTIONS[option])
 
 
@@ -63,7 +64,7 @@ HEADS = [(9, 3, 64), (4, 4, 64), (8, 1, 80), (4, 2, 96), (4, 1, 128), (1, 1, 64)
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize(("implementation", "dtype"), pc.kinds("bfloat16", "float32"))
+@pytest.mark.parametrize(("implementation", "dtype"), pc.kinds("bfloat16", "float32", "int8"))
 @pytest.mark.parametrize(
     ("heads", "block_size"), [(heads, 16) for heads in HEADS] + [(HEADS[0], size) for size in (8, 24, 32, 64, 512)]
 )
@@ -81,8 +82,14 @@ def test_heads_and_blocks_of_any_shape(implementation, heads, block_size, dtype)
         pytest.param("cpu", pc.Shape(8, 1, 80, 24, blocks_per_row=27), marks=needs_native),
         pytest.param("cpu", pc.Shape(3, 3, 128, 8, blocks_per_row=80), marks=needs_native),
         pytest.param("cpu", pc.Shape(20, 1, 256, 32, blocks_per_row=20), marks=needs_native),
+        ("xla", pc.Shape(8, 1, 80, 64, "int8", blocks_per_row=10)),
+        pytest.param("cpu", pc.Shape(8, 1, 80, 24, "int8", blocks_per_row=27), marks=needs_native),
+        pytest.param("cpu", pc.Shape(20, 1, 256, 32, "int8", blocks_per_row=20), marks=needs_native),
+        pytest.param("cpu", pc.Shape(3, 3, 16, 8, "int8", blocks_per_row=80), marks=needs_native),
     ],
-    ids=["one kv head", "no grouping", "blocks that are no multiple of a tile", "native, no grouping", "largest heads"],
+    ids=["one kv head", "no grouping", "blocks that are no multiple of a tile", "native, no grouping", "largest heads",
+         "one kv head, int8", "blocks that are no multiple of a tile, int8", "largest heads, int8",
+         "smallest heads, int8"],
 )
 def test_representative_heads_and_blocks(implementation, shape):
     check(implementation, shape, *MIXED)
@@ -119,8 +126,24 @@ def test_rows_share_the_blocks_of_a_common_prefix(implementation):
 
 
 @pytest.mark.parametrize("garbage", [np.inf, -np.inf, 3e38])
-def test_infinite_and_huge_garbage_is_not_read_either(implementation, garbage):
-    check(implementation, pc.Shape(), [1, 9], [30, 40], 16, build={"garbage": garbage})
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_infinite_and_huge_garbage_is_not_read_either(implementation, garbage, dtype):
+    check(implementation, pc.Shape(dtype=dtype), [1, 9], [30, 40], 16, build={"garbage": garbage})
+
+
+@pytest.mark.parametrize(("implementation", "dtype"), [
+    ("xla", "float16"), ("xla", "float32"), ("xla", "bfloat16"), pytest.param("cpu", "bfloat16", marks=needs_native)])
+def test_scales_of_any_size_are_applied_in_float32(implementation, dtype):
+    """Weights times scales of 1e-6 would vanish in float16; scores of scales of 1e4 would overflow there."""
+    rng = np.random.default_rng(5)
+    case = pc.build(rng, pc.Shape(dtype="int8"), [1, 9], [300, 40], 16)
+    case.q = case.q.astype(pc.Shape(dtype=dtype).numpy_dtype)
+    case.v_pool.scales[:] *= 1e-6
+    case.k_pool.scales[:] *= 1e4
+    out, lse = pc.attend(case, implementation, soft_cap=5.0)
+    expected, expected_lse = pc.expected(case, soft_cap=5.0)
+    np.testing.assert_allclose(out[:10], expected[:10], rtol=0, atol=max(UNIT[dtype] * case.largest * 1e-6, 2.0**-25))
+    np.testing.assert_allclose(lse[:10], expected_lse[:10], rtol=0, atol=2e-5)
 
 
 def test_large_logits_do_not_overflow():

@@ -1,4 +1,4 @@
-// Ragged paged attention, bfloat16: prefill chunks and decodes of one step over a paged cache.
+// Ragged paged attention, bfloat16: prefill chunks and decodes of one step over a paged cache of bfloat16 or bytes.
 //
 // Keys are taken in groups of kGroup at absolute positions, groups in spans of kSpan. Within a span the softmax is
 // online (Milakov & Gimelshein 2018), spans are merged in order, a sink last. A query's result follows from its own row
@@ -18,8 +18,10 @@ constexpr int64_t kLargestHeadDim = 256;
 
 struct Attention {
   const uint16_t* q;           // [tokens, heads, head_dim]
-  const uint16_t* k_pool;      // [blocks, kv_heads, block_size, head_dim]
-  const uint16_t* v_pool;
+  const void* k_pool;          // [blocks, kv_heads, block_size, head_dim]: bfloat16, or, with scales, bytes
+  const void* v_pool;
+  const float* k_scales;       // [blocks, kv_heads, block_size] or null
+  const float* v_scales;
   const int32_t* tables;       // [rows, table_width]
   const int32_t* query_start;  // [rows + 1]
   const int32_t* lengths;      // [rows]

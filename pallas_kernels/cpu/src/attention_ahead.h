@@ -8,11 +8,11 @@
 namespace pallas_kernels {
 namespace {
 
-// Where the keys, and values, of a tile's position begin in their pool.
+// The keys, or values, of a tile's position, counted from the beginning of their pool.
 inline int64_t slot(const Attention& a, const Tile& tile, int64_t position) {
   const uint32_t size = static_cast<uint32_t>(a.block_size), p = static_cast<uint32_t>(position);
   const int64_t block = a.tables[tile.queries[0].row * a.table_width + p / size];
-  return ((block * a.kv_heads + tile.kv_head) * a.block_size + p % size) * a.head_dim;
+  return (block * a.kv_heads + tile.kv_head) * a.block_size + p % size;
 }
 
 // Runs kAhead positions before a tile's walk: the tile before has read up to there, and this one reads as many of the
@@ -51,10 +51,19 @@ class ReadAhead {
       if (low_ >= high_) return false;
     }
     const int64_t in_block = a_.block_size - low_ % a_.block_size, count = high_ - low_ < in_block ? high_ - low_ : in_block;
-    at_ = slot(a_, *tile_, low_) * 2;
-    lines_ = (count * a_.head_dim * 2 + 63) / 64;
+    const int64_t first = slot(a_, *tile_, low_), bytes = a_.head_dim * (a_.k_scales ? 1 : 2);
+    at_ = first * bytes;
+    lines_ = (count * bytes + 63) / 64;
+    if (a_.k_scales) read_scales(first, count);
     low_ += count;
     return true;
+  }
+
+  void read_scales(int64_t first, int64_t count) const {
+    for (int64_t i = first; i < first + count; i += 16) {
+      _mm_prefetch(reinterpret_cast<const char*>(a_.k_scales + i), _MM_HINT_T1);
+      _mm_prefetch(reinterpret_cast<const char*>(a_.v_scales + i), _MM_HINT_T1);
+    }
   }
 
   const Attention& a_;

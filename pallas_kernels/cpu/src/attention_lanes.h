@@ -31,9 +31,10 @@ inline void merge(const State& all, const State& part, int64_t head_dim) {
   }
 }
 
-template <class Dot>
-class ByLanes : public TileWalk<Dot, ByLanes<Dot>> {
-  using Walk = TileWalk<Dot, ByLanes<Dot>>;
+template <class Dot, class Cache>
+class ByLanes : public TileWalk<Dot, Cache, ByLanes<Dot, Cache>> {
+  using Walk = TileWalk<Dot, Cache, ByLanes<Dot, Cache>>;
+  using Number = typename Cache::Number;
   friend Walk;
   using Walk::a_, Walk::layout_;
   using Seen = typename Walk::Seen;
@@ -84,7 +85,7 @@ class ByLanes : public TileWalk<Dot, ByLanes<Dot>> {
     for (int64_t chunk = 0; chunk < kGroup / kChunk; ++chunk) {
       const int64_t position = start + chunk * kChunk;
       if (position + kChunk <= low || position >= high) continue;
-      const uint16_t* rows[kChunk];
+      const Number* rows[kChunk];
       const bool whole = this->find_values(position, low, high, rows);
       uint16_t* to = this->template at<uint16_t>(layout_.values) + chunk * (a_.head_dim / 16) * kTile;
       for (int64_t step = 0; step < layout_.steps; ++step) {
@@ -97,20 +98,19 @@ class ByLanes : public TileWalk<Dot, ByLanes<Dot>> {
   }
 
   template <bool kWhole>
-  void pack_values(const uint16_t* const* rows, int64_t step, uint16_t* to) {
+  void pack_values(const Number* const* rows, int64_t step, uint16_t* to) {
     const __mmask32 mask = this->dims_from(step);
     __m512i low[16], high[16];
     for (int i = 0; i < 16; ++i) {
-      this->ahead_.read(2);
+      this->ahead_.read(static_cast<int64_t>(sizeof(Number)));
       this->template pair_values<kWhole>(rows, i, step, mask, low[i], high[i]);
     }
     transpose(low);
     transpose(high);
     const int dims = static_cast<int>(this->min(32, a_.head_dim - 32 * step));
     for (int i = 0; i < 16; ++i) {
-      const int dim = i / 4 * 8 + i % 4;
-      if (dim < dims) _mm512_store_si512(to + 32 * dim, low[i]);
-      if (dim + 4 < dims) _mm512_store_si512(to + 32 * (dim + 4), high[i]);
+      if (Cache::dim(0, i) < dims) _mm512_store_si512(to + 32 * Cache::dim(0, i), low[i]);
+      if (Cache::dim(1, i) < dims) _mm512_store_si512(to + 32 * Cache::dim(1, i), high[i]);
     }
   }
 
@@ -119,6 +119,13 @@ class ByLanes : public TileWalk<Dot, ByLanes<Dot>> {
   void add_keys(int64_t t, int64_t start, const Seen& seen, const Seen& seen_next) {
     if (seen.first_chunk == seen.end_chunk) return this->add_scores(t + 1, seen_next, 0, kGroup / kChunk, scores_of(t + 1));
     float* scores = scores_of(t);
+    if (Cache::kQuantized) {
+      const float* scales = this->template at<float>(layout_.k_scales);
+      for (int64_t key = seen.first_tile * kKeyTile; key < seen.end_tile * kKeyTile; ++key) {
+        float* p = scores + key * kLanes;
+        _mm512_store_ps(p, _mm512_mul_ps(_mm512_load_ps(p), _mm512_set1_ps(scales[key])));
+      }
+    }
     if (a_.soft_cap > 0) {
       const __m512 inner = _mm512_set1_ps(a_.scale / a_.soft_cap);
       for (int64_t key = seen.first_tile * kKeyTile; key < seen.end_tile * kKeyTile; ++key) {
@@ -138,7 +145,7 @@ class ByLanes : public TileWalk<Dot, ByLanes<Dot>> {
       if (chunk > seen.first_chunk && chunk <= seen.end_chunk)
         Dot::add_values(values + (chunk - 1) * tiles * kTile, at_once, to + (chunk - 1) * kTile, state.values);
       if (chunk >= seen.first_chunk && chunk < seen.end_chunk)
-        weigh(scores + chunk * kChunk * kLanes, weights, to + chunk * kTile);
+        weigh(chunk, scores + chunk * kChunk * kLanes, weights, to + chunk * kTile);
     }
     Dot::store_sums(state.values, at_once);
     for (int64_t first = at_once; first < tiles; first += at_once) {
@@ -186,14 +193,18 @@ class ByLanes : public TileWalk<Dot, ByLanes<Dot>> {
     return {scale, largest, _mm512_setzero_ps()};
   }
 
-  // The weights of a chunk.
-  static void weigh(const float* scores, Weights& weights, uint16_t* to) {
+  // The weights of a chunk, each times its value's scale, and their sum, which is without.
+  void weigh(int64_t chunk, const float* scores, Weights& weights, uint16_t* to) const {
+    const float* scales = this->template at<float>(layout_.v_scales) + chunk * kChunk;
+    const auto scaled = [&](__m512 x, int key) {
+      return Cache::kQuantized ? _mm512_mul_ps(x, _mm512_set1_ps(scales[key])) : x;
+    };
     const auto weight = [&](const float* p) {
       return exp2(_mm512_fmsub_ps(_mm512_load_ps(p), weights.scale, weights.largest));
     };
     const auto weigh_pair = [&](int i) {
       const __m512 x = weight(scores + i * kLanes), y = weight(scores + (kKeyTile + i) * kLanes);
-      _mm512_store_si512(to + i * 2 * kLanes, round_to_pairs(x, y));
+      _mm512_store_si512(to + i * 2 * kLanes, round_to_pairs(scaled(x, i), scaled(y, kKeyTile + i)));
       return _mm512_add_ps(x, y);
     };
     const auto weigh_four = [&](int i) {

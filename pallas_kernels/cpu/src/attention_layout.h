@@ -30,13 +30,15 @@ struct Layout {
     values = take(kGroup / kChunk * 2 * steps * kTile * sizeof(uint16_t));
     scores = take(2 * kGroup * kLanes * sizeof(float));
     weights = take(kGroup / kChunk * kTile * sizeof(uint16_t));
+    k_scales = take(kGroup * sizeof(float));
+    v_scales = take(kGroup * sizeof(float));
     span = take(tiles * state_floats(padded_dim) * sizeof(float));
     all = take(tiles * state_floats(padded_dim) * sizeof(float));
     bytes = at;
   }
 
   int64_t tiles, steps;
-  size_t lanes_at, bounds, q, keys, values, scores, weights, span, all, bytes;
+  size_t lanes_at, bounds, q, keys, values, scores, weights, k_scales, v_scales, span, all, bytes;
 };
 
 }  // namespace

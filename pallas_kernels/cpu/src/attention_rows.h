@@ -18,9 +18,10 @@ inline __m128 reduce(const __m512 (&x)[4], const Combine& combine) {
   return _mm512_castps512_ps128(combine(eights, _mm512_shuffle_f32x4(eights, eights, 0x4e)));
 }
 
-template <class Dot>
-class ByRows : public TileWalk<Dot, ByRows<Dot>> {
-  using Walk = TileWalk<Dot, ByRows<Dot>>;
+template <class Dot, class Cache>
+class ByRows : public TileWalk<Dot, Cache, ByRows<Dot, Cache>> {
+  using Walk = TileWalk<Dot, Cache, ByRows<Dot, Cache>>;
+  using Number = typename Cache::Number;
   friend Walk;
   using Walk::a_, Walk::layout_;
   using Seen = typename Walk::Seen;
@@ -30,7 +31,7 @@ class ByRows : public TileWalk<Dot, ByRows<Dot>> {
 
  private:
   // What is known of the queries after some keys: largest logits (base 2) and sums of weights [lane]; then weighted
-  // sums of values [pair of tiles of 32 dims, lane, 16], dims in the order of pair_values.
+  // sums of values [pair of tiles of 32 dims, lane, 16], dims in the order of Cache::dim.
   struct State {
     float *largest, *total, *values;
   };
@@ -42,8 +43,8 @@ class ByRows : public TileWalk<Dot, ByRows<Dot>> {
   // Where in a state the number `i` of a lane is.
   int64_t state_index(int64_t lane, int64_t i) const {
     if (i < 2) return i * kLanes + lane;
-    const int64_t dim = (i - 2) % 32, tile = (i - 2) / 32 * 2 + dim / 4 % 2;
-    return 2 * kLanes + tile * kResult + lane * 16 + dim / 8 * 4 + dim % 4;
+    const int64_t dim = (i - 2) % 32, tile = (i - 2) / 32 * 2 + Cache::half(dim);
+    return 2 * kLanes + tile * kResult + lane * 16 + Cache::place(dim);
   }
 
   int lanes() const { return this->lanes_of(0); }
@@ -111,11 +112,11 @@ class ByRows : public TileWalk<Dot, ByRows<Dot>> {
 
   // Before tile products, which leave the rest of the core idle. A little more than half, so as not to fall behind where
   // a chunk is not seen.
-  void read_ahead_half_a_chunk() { this->ahead_.read(17 * layout_.steps); }
+  void read_ahead_half_a_chunk() { this->ahead_.read(17 * layout_.steps / (Cache::kQuantized ? 2 : 1)); }
 
   // Right operands of the weighted values: per 32 keys and 16 dims [key, dim, 2], zero for keys outside [low, high).
   void pack_values(int64_t chunk, int64_t position, int64_t low, int64_t high) const {
-    const uint16_t* rows[kChunk];
+    const Number* rows[kChunk];
     const bool whole = this->find_values(position, low, high, rows);
     uint16_t* to = this->template at<uint16_t>(layout_.values) + chunk * tiles() * kTile;
     for (int64_t step = 0; step < layout_.steps; ++step, to += 2 * kTile) {
@@ -127,7 +128,7 @@ class ByRows : public TileWalk<Dot, ByRows<Dot>> {
   }
 
   template <bool kWhole>
-  void pack_values(const uint16_t* const* rows, int64_t step, uint16_t* to) const {
+  void pack_values(const Number* const* rows, int64_t step, uint16_t* to) const {
     const __mmask32 mask = this->dims_from(step);
     for (int i = 0; i < kKeyTile; ++i) {
       __m512i low, high;
@@ -147,7 +148,9 @@ class ByRows : public TileWalk<Dot, ByRows<Dot>> {
     for (int64_t tile = 2 * seen.first_chunk; tile < 2 * seen.end_chunk; ++tile) {
       __m512 scores[4];
       turn(this->template at<float>(layout_.scores) + tile * kResult + lane, scores);
+      const __m512 scales = _mm512_load_ps(this->template at<float>(layout_.k_scales) + tile * kKeyTile);
       for (int i = 0; i < kCount; ++i) {
+        if (Cache::kQuantized) scores[i] = _mm512_mul_ps(scores[i], scales);
         if (a_.soft_cap > 0) scores[i] = tanh(_mm512_mul_ps(scores[i], _mm512_set1_ps(a_.scale / a_.soft_cap)));
         if (!seen.whole) scores[i] = hide(lane + i, start + tile * kKeyTile, scores[i]);
         _mm512_store_ps(logits + (lane + i) * kGroup + tile * kKeyTile, scores[i]);
@@ -167,13 +170,17 @@ class ByRows : public TileWalk<Dot, ByRows<Dot>> {
     __m128 sum = _mm_setzero_ps();
     uint16_t* to = this->template at<uint16_t>(layout_.weights) + 2 * kLanes * lane;
     for (int64_t chunk = seen.first_chunk; chunk < seen.end_chunk; ++chunk) {
+      const float* scales = this->template at<float>(layout_.v_scales) + chunk * kChunk;
+      const auto scaled = [&](__m512 x, int key) {
+        return Cache::kQuantized ? _mm512_mul_ps(x, _mm512_load_ps(scales + key)) : x;
+      };
       __m512 sums[4] = {};
       for (int i = 0; i < kCount; ++i) {
         const float* p = logits + (lane + i) * kGroup + chunk * kChunk;
         const __m512 base = _mm512_set1_ps(largest[i]), by = _mm512_set1_ps(this->factor());
         const __m512 x = exp2(_mm512_fmsub_ps(_mm512_load_ps(p), by, base));
         const __m512 y = exp2(_mm512_fmsub_ps(_mm512_load_ps(p + kKeyTile), by, base));
-        _mm512_store_si512(to + chunk * kTile + 2 * kLanes * i, round_to_pairs(x, y));
+        _mm512_store_si512(to + chunk * kTile + 2 * kLanes * i, round_to_pairs(scaled(x, 0), scaled(y, kKeyTile)));
         sums[i] = _mm512_add_ps(x, y);
       }
       sum = _mm_add_ps(sum, reduce(sums, [](__m512 x, __m512 y) { return _mm512_add_ps(x, y); }));
@@ -230,8 +237,6 @@ class ByRows : public TileWalk<Dot, ByRows<Dot>> {
     const __m512 total = _mm512_load_ps(state.total);
     const __mmask16 some = _mm512_cmp_ps_mask(total, _mm512_setzero_ps(), _CMP_NEQ_UQ);
     _mm512_store_ps(shares, _mm512_maskz_div_ps(some, _mm512_set1_ps(1.0f), total));
-    const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
-    const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
     for (int lane = 0; lane < lanes(); ++lane) {
       uint16_t* out = a_.out + this->result(lane) * a_.head_dim;
       for (int64_t step = 0; step < layout_.steps; ++step) {
@@ -240,10 +245,9 @@ class ByRows : public TileWalk<Dot, ByRows<Dot>> {
           const __m512 sums = _mm512_load_ps(state.values + tile * kResult + lane * 16);
           return _mm512_mul_ps(_mm512_add_ps(sums, _mm512_setzero_ps()), _mm512_set1_ps(shares[lane]));
         };
-        const __m512 low = take(2 * step), high = take(2 * step + 1);
-        const __m512i rounded = (__m512i)_mm512_cvtne2ps_pbh(_mm512_permutex2var_ps(low, second, high),
-                                                             _mm512_permutex2var_ps(low, first, high));
-        _mm512_mask_storeu_epi16(out + 32 * step, this->dims_from(step), rounded);
+        __m512 low = take(2 * step), high = take(2 * step + 1);
+        Cache::put_in_order(low, high);
+        _mm512_mask_storeu_epi16(out + 32 * step, this->dims_from(step), (__m512i)_mm512_cvtne2ps_pbh(high, low));
       }
     }
     this->write_lse(0, state.largest, state.total);

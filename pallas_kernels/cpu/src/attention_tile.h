@@ -8,13 +8,18 @@
 namespace pallas_kernels {
 namespace {
 
-template <class Dot>
-void attend(const Attention& a, const Tile& tile, const Tile* next, void* scratch) {
+template <class Dot, class Cache>
+void attend_cache(const Attention& a, const Tile& tile, const Tile* next, void* scratch) {
   const FlushDenormals flush;
   if (count_lanes(a, tile) <= kLanes)
-    ByRows<Dot>(a, tile, next, scratch).run();
+    ByRows<Dot, Cache>(a, tile, next, scratch).run();
   else
-    ByLanes<Dot>(a, tile, next, scratch).run();
+    ByLanes<Dot, Cache>(a, tile, next, scratch).run();
+}
+
+template <class Dot>
+void attend(const Attention& a, const Tile& tile, const Tile* next, void* scratch) {
+  (a.k_scales ? attend_cache<Dot, Int8Cache> : attend_cache<Dot, BFloat16Cache>)(a, tile, next, scratch);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <math.h>
 
 #include "attention_ahead.h"
+#include "attention_cache.h"
 #include "attention_layout.h"
 #include "attention_math.h"
 
@@ -20,8 +21,10 @@ inline int64_t count_lanes(const Attention& a, const Tile& tile) {
   return queries * (a.heads / a.kv_heads);
 }
 
-template <class Dot, class Self>
+template <class Dot, class Cache, class Self>
 class TileWalk {
+  using Number = typename Cache::Number;
+
  public:
   // next: the tile that the thread will probably attend after this one, whose keys are read ahead; or null.
   TileWalk(const Attention& a, const Tile& tile, const Tile* next, void* scratch)
@@ -79,33 +82,60 @@ class TileWalk {
     int32_t oldest = INT32_MAX, newest = -1, latest_first = -1, earliest_last = INT32_MAX;
   };
 
-  // Where a position's keys, and values, begin in their pool.
   int64_t slot(int64_t position) const { return pallas_kernels::slot(a_, tile_, position); }
 
-  // Left operands of the scores: rows of the pool where 16 of them lie together, else a copy, zero beyond the head dim.
+  // Left operands of the scores: rows of the pool where 16 of them lie together as they are wanted, else a copy, zero
+  // beyond the head dim.
   void point_at_keys(int64_t start, int64_t low, int64_t high) {
-    const bool in_place = a_.block_size % kKeyTile == 0 && a_.head_dim % 32 == 0;
+    if (Cache::kQuantized) copy_scales(start, low, high);
+    const bool in_place = !Cache::kQuantized && a_.block_size % kKeyTile == 0 && a_.head_dim % 32 == 0;
     key_stride_ = in_place ? a_.head_dim : 32 * layout_.steps;
     uint16_t* copy = at<uint16_t>(layout_.keys);
     for (int64_t tile = (low - start) / kKeyTile; tile * kKeyTile < high - start; ++tile) {
       const int64_t position = start + tile * kKeyTile;
       if (in_place) {
-        keys_[tile] = a_.k_pool + slot(position);
+        keys_[tile] = static_cast<const uint16_t*>(a_.k_pool) + slot(position) * a_.head_dim;
         continue;
       }
       uint16_t* to = copy + tile * kKeyTile * key_stride_;
       keys_[tile] = to;
-      for (int64_t p = max(position, low); p < min(position + kKeyTile, high); ++p) {
-        const uint16_t* from = a_.k_pool + slot(p);
-        for (int64_t step = 0; step < layout_.steps; ++step)
-          _mm512_store_si512(to + (p - position) * key_stride_ + 32 * step,
-                             _mm512_maskz_loadu_epi16(dims_from(step), from + 32 * step));
-      }
+      each_run(max(position, low), min(position + kKeyTile, high), [&](int64_t p, int64_t from, int64_t count) {
+        const Number* keys = static_cast<const Number*>(a_.k_pool) + from * a_.head_dim;
+        for (int64_t i = 0; i < count; ++i, keys += a_.head_dim)
+          for (int64_t step = 0; step < layout_.steps; ++step)
+            _mm512_store_si512(to + (p + i - position) * key_stride_ + 32 * step,
+                               Cache::key(keys + 32 * step, dims_from(step)));
+      });
     }
   }
 
+  // Calls visit(position, slot, count) for runs of positions in [low, high) that lie one after the other.
+  template <typename Visit>
+  void each_run(int64_t low, int64_t high, const Visit& visit) const {
+    while (low < high) {
+      const int64_t count = min(high - low, a_.block_size - low % a_.block_size);
+      visit(low, slot(low), count);
+      low += count;
+    }
+  }
+
+  // The scales of the group from position `start` on, zero outside [low, high).
+  void copy_scales(int64_t start, int64_t low, int64_t high) const {
+    float *keys = at<float>(layout_.k_scales), *values = at<float>(layout_.v_scales);
+    for (int64_t i = 0; i < kGroup; i += kLanes) {
+      _mm512_store_ps(keys + i, _mm512_setzero_ps());
+      _mm512_store_ps(values + i, _mm512_setzero_ps());
+    }
+    each_run(low, high, [&](int64_t position, int64_t from, int64_t count) {
+      for (int64_t i = 0; i < count; ++i) {
+        keys[position - start + i] = a_.k_scales[from + i];
+        values[position - start + i] = a_.v_scales[from + i];
+      }
+    });
+  }
+
   // Rows of values of the keys [low, high) in the chunk from position `start` on, null for others; whether none is.
-  bool find_values(int64_t start, int64_t low, int64_t high, const uint16_t* (&rows)[kChunk]) const {
+  bool find_values(int64_t start, int64_t low, int64_t high, const Number* (&rows)[kChunk]) const {
     for (int64_t i = 0; i < kChunk;) {
       const int64_t position = start + i;
       if (position < low || position >= high) {
@@ -113,21 +143,17 @@ class TileWalk {
         continue;
       }
       const int64_t together = min(min(kChunk - i, high - position), a_.block_size - position % a_.block_size);
-      const uint16_t* from = a_.v_pool + slot(position);
+      const Number* from = static_cast<const Number*>(a_.v_pool) + slot(position) * a_.head_dim;
       for (int64_t j = 0; j < together; ++j) rows[i++] = from + j * a_.head_dim;
     }
     return start >= low && start + kChunk <= high;
   }
 
-  // Pairs of values of the keys i and 16 + i, for 32 dims: dims 0-3, 8-11, 16-19, 24-27 in `low`, the others in `high`.
+  // Pairs of values of the keys i and 16 + i, for 32 dims, in the order of Cache::dim.
   template <bool kWhole>
-  void pair_values(const uint16_t* const* rows, int i, int64_t step, __mmask32 mask, __m512i& low, __m512i& high) const {
-    const auto load = [=](const uint16_t* row) {
-      return kWhole || row ? _mm512_maskz_loadu_epi16(mask, row + 32 * step) : _mm512_setzero_si512();
-    };
-    const __m512i x = load(rows[i]), y = load(rows[kKeyTile + i]);
-    low = _mm512_unpacklo_epi16(x, y);
-    high = _mm512_unpackhi_epi16(x, y);
+  void pair_values(const Number* const* rows, int i, int64_t step, __mmask32 mask, __m512i& low, __m512i& high) const {
+    const auto from = [=](const Number* row) { return kWhole || row ? row + 32 * step : nullptr; };
+    Cache::template pair<kWhole>(from(rows[i]), from(rows[kKeyTile + i]), mask, low, high);
   }
 
   // What 16 queries see of a group: tiles of keys, the chunks these lie in, and whether every query sees all of those.
@@ -262,8 +288,8 @@ class TileWalk {
         for (int i = 0; i < 16; ++i) rows[i] = _mm512_setzero_si512();
         for (int i = 0; i < used; ++i) {
           const int64_t lane = t * kLanes + i;
-          rows[i] = _mm512_maskz_loadu_epi16(
-              mask, a_.q + (int64_t{token_[lane]} * a_.heads + head_[lane]) * a_.head_dim + 32 * step);
+          rows[i] = Cache::query(_mm512_maskz_loadu_epi16(
+              mask, a_.q + (int64_t{token_[lane]} * a_.heads + head_[lane]) * a_.head_dim + 32 * step));
         }
         transpose(rows);
         uint16_t* to = at<uint16_t>(layout_.q) + (t * layout_.steps + step) * kTile;
