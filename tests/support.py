@@ -42,7 +42,8 @@ def pool_bytes(blocks, block_size=8, dtype="float32"):
 
 def pool_bytes_of(blocks, block_size, *, layers, kv_heads, head_dim, dtype):
     """``kv_cache_bytes`` for that many usable blocks of a model."""
-    return (blocks + 1) * block_size * 2 * layers * kv_heads * head_dim * jnp.dtype(dtype).itemsize
+    head_bytes = head_dim * jnp.dtype(dtype).itemsize + (4 if jnp.dtype(dtype) == jnp.int8 else 0)
+    return (blocks + 1) * block_size * 2 * layers * kv_heads * head_bytes
 
 
 def prompts(count, seed=0, low=1, high=60):

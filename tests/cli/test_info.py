@@ -50,6 +50,7 @@ def test_the_checkpoints_own_figures(run, folder, tmp_path):
     kv = 2 * CONFIG["num_hidden_layers"] * CONFIG["num_key_value_heads"] * 8 * 4
     assert found["running"]["kv_bytes_per_token"] == kv
     assert found["running"]["kv_bytes_full_context"] == kv * 256
+    assert found["running"]["kv_cache_dtype"] == "float32"
     assert found["tokenizer"] == {"kind": "BPE", "vocab_size": 259, "chat_template": True, "bos_token_id": None,
                                   "end_token_ids": {"258": "<|im_end|>"}}
     assert found["compilation"]["cache"] == {"path": str(tmp_path / "cache"), "files": 1, "bytes": 2048,
@@ -149,6 +150,14 @@ def test_the_packaged_model_is_the_default(run):
     assert found["model"]["parameters"] == 134_515_008
     assert found["stored"]["types"].keys() == {"Q4_1", "Q8_0", "F32"}
     assert found["running"]["kv_bytes_per_token"] % (2 * 30 * 3 * 64) == 0
+
+
+def test_a_cache_in_int8_is_said_and_counted_with_its_scales(run):
+    found = report(run, "--kv-cache-dtype", "int8")
+    assert found["running"]["kv_cache_dtype"] == "int8"
+    assert found["running"]["kv_bytes_per_token"] == 2 * 30 * 3 * (64 + 4)
+    assert "KV cache per token" in (text := run("info", "--kv-cache-dtype", "int8").stdout)
+    assert "in int8" in text
 
 
 def test_a_model_that_is_not_there_is_an_error(run):

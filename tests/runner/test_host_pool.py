@@ -16,14 +16,16 @@ from jaxllm.kv_cache import KVEntry, KVGroup, KVSpec
 from jaxllm.kv_cache.pool import read_blocks, write_blocks
 from jaxllm.runner.host_pool import HostPool
 from jaxllm.runner.keys import SWAP_BLOCKS, Key
+from pallas_kernels import Int8Pool
 
-SPEC = KVSpec({"k": KVEntry(2, 3, jnp.bfloat16), "scale": KVEntry(1, 1, jnp.float32)}, (KVGroup((0, 1)),))
+SPEC = KVSpec({"k": KVEntry(2, 3, jnp.bfloat16), "v": KVEntry(1, 5, jnp.int8)}, (KVGroup((0, 1)),))
 
 
 def _noise(count, seed=0):
     generator = np.random.default_rng(seed)
     return [{"k": generator.standard_normal((count, 2, 4, 3)).astype(ml_dtypes.bfloat16),
-             "scale": generator.standard_normal((count, 1, 4, 1)).astype(np.float32)} for _ in range(2)]
+             "v": Int8Pool(generator.integers(-127, 128, (count, 1, 4, 5)).astype(np.int8),
+                           generator.standard_normal((count, 1, 4)).astype(np.float32))} for _ in range(2)]
 
 
 def _bits(tree):
@@ -34,8 +36,8 @@ def test_blocks_come_back_to_the_bit_in_any_order_with_zeros_behind_them():
     pool, values = HostPool(SPEC, 9, 4), _noise(4)
     pool.write(np.array([7, 0, 3]), values)
     found = pool.read(np.array([3, 7]), 5)
-    assert _bits(found) == _bits([{name: np.concatenate([leaf[[2, 0]], np.zeros_like(leaf[:3])])
-                                   for name, leaf in layer.items()} for layer in values])
+    assert _bits(found) == _bits(
+        jax.tree.map(lambda leaf: np.concatenate([leaf[[2, 0]], np.zeros_like(leaf[:3])]), values))
 
 
 def test_what_is_read_is_a_copy():
