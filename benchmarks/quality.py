@@ -1,4 +1,4 @@
-"""What precisions and quantizations cost in quality: perplexity of a text, and how often the likeliest token is that of
+"""What precisions and quantizations, of weights and of the KV cache, cost in quality: perplexity of a text, and how often the likeliest token is that of
 float32.
 
     python benchmarks/quality.py [--model MODEL] [--text FILE]
@@ -14,14 +14,19 @@ from pathlib import Path
 from jaxllm import LLM, SamplingParams
 
 TEXT = Path(__file__).parents[1] / "tests" / "golden" / "alice.txt"
-CHOICES: tuple[tuple[str, str | None], ...] = (("float32", None), ("bfloat16", None), ("bfloat16", "gguf"),
-                                               ("bfloat16", "int8"), ("float32", "int8"))
-"""Dtype and quantization, the reference first."""
+Choice = tuple[str, str | None, str]
+"""Dtype, quantization of the weights, dtype of the cache."""
+CHOICES: tuple[Choice, ...] = (
+    ("float32", None, "auto"), ("bfloat16", None, "auto"), ("bfloat16", "gguf", "auto"), ("bfloat16", "int8", "auto"),
+    ("float32", "int8", "auto"), ("float32", None, "int8"), ("bfloat16", None, "int8"), ("bfloat16", "int8", "int8"))
+"""The reference first."""
 
 
-def logprobs_of(model: str, dtype: str, quantization: str | None, text: str) -> tuple[list[float], list[int]]:
+def logprobs_of(model: str, dtype: str, quantization: str | None, cache: str, text: str
+                ) -> tuple[list[float], list[int]]:
     """Of each token but the first: its log-probability, and the token that was the likeliest in its place."""
-    llm = LLM(model, dtype=dtype, quantization=quantization, max_num_seqs=8, kv_cache_bytes="128M")
+    llm = LLM(model, dtype=dtype, quantization=quantization, kv_cache_dtype=cache, max_num_seqs=8,
+              kv_cache_bytes="128M")
     (output,) = llm.generate(text, SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1), use_tqdm=False,
                              raise_on_error=True)
     lines = list(zip(output.prompt_token_ids, output.prompt_logprobs or [], strict=True))[1:]
@@ -29,16 +34,16 @@ def logprobs_of(model: str, dtype: str, quantization: str | None, text: str) -> 
     return [line[token].logprob for token, line in lines if line is not None], likeliest
 
 
-def report(model: str, text: str, choices: Sequence[tuple[str, str | None]] = CHOICES) -> str:
+def report(model: str, text: str, choices: Sequence[Choice] = CHOICES) -> str:
     """The table."""
     found = [logprobs_of(model, *choice, text) for choice in choices]
     reference = found[0][1]
-    lines = [f"{len(reference)} tokens", "", "| dtype | quantization | perplexity | likeliest token as in "
-             f"{choices[0][0]} |", "| --- | --- | --- | --- |"]
-    for (dtype, quantization), (logprobs, likeliest) in zip(choices, found, strict=True):
+    lines = [f"{len(reference)} tokens", "", "| dtype | quantization | KV cache | perplexity | likeliest token as "
+             f"in {choices[0][0]} |", "| --- | --- | --- | --- | --- |"]
+    for (dtype, quantization, cache), (logprobs, likeliest) in zip(choices, found, strict=True):
         same = sum(map(int.__eq__, likeliest, reference)) / len(reference)
         perplexity = math.exp(-sum(logprobs) / len(logprobs))
-        lines.append(f"| {dtype} | {quantization or '-'} | {perplexity:.3f} | {same:.1%} |")
+        lines.append(f"| {dtype} | {quantization or '-'} | {dtype if cache == 'auto' else cache} | {perplexity:.3f} | {same:.1%} |")
     return "\n".join(lines)
 
 
