@@ -35,15 +35,12 @@ inline __m512 tanh(__m512 x) {
   return _mm512_sub_ps(one, _mm512_div_ps(_mm512_set1_ps(2.0f), _mm512_add_ps(e, one)));
 }
 
-// The halves of 32 numbers side by side: x[0], x[16], x[1], ...
-inline __m512i pair_halves(__m512i x) {
+// The bfloat16 pairs (x[i], y[i]).
+inline __m512i round_to_pairs(__m512 x, __m512 y) {
   alignas(64) static constexpr uint16_t kPairs[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
                                                       8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-  return _mm512_permutexvar_epi16(_mm512_load_si512(kPairs), x);
+  return _mm512_permutexvar_epi16(_mm512_load_si512(kPairs), (__m512i)_mm512_cvtne2ps_pbh(y, x));
 }
-
-// The bfloat16 pairs (x[i], y[i]).
-inline __m512i round_to_pairs(__m512 x, __m512 y) { return pair_halves((__m512i)_mm512_cvtne2ps_pbh(y, x)); }
 
 }  // namespace
 }  // namespace pallas_kernels

@@ -31,7 +31,8 @@ class ByRows : public TileWalk<Dot, Cache, ByRows<Dot, Cache>> {
 
  private:
   // What is known of the queries after some keys: largest logits (base 2) and sums of weights [lane]; then weighted
-  // sums of values [pair of tiles of 32 dims, lane, 16], dims in the order of Cache::dim.
+  // sums of values [pair of tiles of 32 dims, lane, 16], dims in the order of pair_values,
+  // or of interleave.
   struct State {
     float *largest, *total, *values;
   };
@@ -43,12 +44,16 @@ class ByRows : public TileWalk<Dot, Cache, ByRows<Dot, Cache>> {
   // Where in a state the number `i` of a lane is.
   int64_t state_index(int64_t lane, int64_t i) const {
     if (i < 2) return i * kLanes + lane;
-    const int64_t dim = (i - 2) % 32, tile = (i - 2) / 32 * 2 + Cache::half(dim);
-    return 2 * kLanes + tile * kResult + lane * 16 + Cache::place(dim);
+    if constexpr (Cache::kBytes) {
+      const int64_t dim = (i - 2) % 64, tile = (i - 2) / 64 * 4 + dim % 16 / 4;
+      return 2 * kLanes + tile * kResult + lane * 16 + dim / 16 * 4 + dim % 4;
+    }
+    const int64_t dim = (i - 2) % 32, tile = (i - 2) / 32 * 2 + dim / 4 % 2;
+    return 2 * kLanes + tile * kResult + lane * 16 + dim / 8 * 4 + dim % 4;
   }
 
   int lanes() const { return this->lanes_of(0); }
-  int64_t tiles() const { return 2 * layout_.steps; }
+  int64_t tiles() const { return Cache::kBytes ? 4 * layout_.byte_steps : 2 * layout_.steps; }
 
   // Calls change(row) for what is known of a lane's values, 16 of them at once.
   template <typename Change>
@@ -96,7 +101,10 @@ class ByRows : public TileWalk<Dot, Cache, ByRows<Dot, Cache>> {
       if (chunk < seen.first_chunk || chunk >= seen.end_chunk) continue;
       read_ahead_half_a_chunk();
       this->add_scores(0, seen, chunk, chunk + 1, scores);
-      pack_values(chunk, start + chunk * kChunk, low, high);
+      if constexpr (Cache::kBytes)
+        pack_bytes(chunk, start + chunk * kChunk, low, high);
+      else
+        pack_values(chunk, start + chunk * kChunk, low, high);
     }
     if (seen.first_chunk == seen.end_chunk) return;
     for (int lane = 0; lane < lanes(); lane += 4) {
@@ -107,16 +115,34 @@ class ByRows : public TileWalk<Dot, Cache, ByRows<Dot, Cache>> {
         default: weigh<4>(lane, start, seen);
       }
     }
-    add_values(seen);
+    if constexpr (Cache::kBytes)
+      add_bytes(seen);
+    else
+      add_values(seen);
   }
 
   // Before tile products, which leave the rest of the core idle. A little more than half, so as not to fall behind where
   // a chunk is not seen.
-  void read_ahead_half_a_chunk() { this->ahead_.read(17 * layout_.steps / (Cache::kQuantized ? 2 : 1)); }
+  void read_ahead_half_a_chunk() { this->ahead_.read(17 * (Cache::kBytes ? layout_.byte_steps : layout_.steps)); }
+
+  // Right operands of the weighted values in bytes: per 64 keys and 16 dims [key / 4, dim, 4].
+  void pack_bytes(int64_t chunk, int64_t position, int64_t low, int64_t high) {
+    const Number* rows[kChunk];
+    this->find_values(position, low, high, rows);
+    int8_t* to = this->template at<int8_t>(layout_.values) + chunk / 2 * tiles() * kByteTile + chunk % 2 * (kByteTile / 2);
+    for (int quad = 0; quad < kChunk / 4; ++quad)
+      for (int64_t step = 0; step < layout_.byte_steps; ++step) {
+        if (quad % 2 == 0) this->ahead_.read(4);
+        __m512i x[4];
+        this->load_quad(rows + 4 * quad, step, x);
+        interleave(x);
+        for (int m = 0; m < 4; ++m) _mm512_store_si512(to + (4 * step + m) * kByteTile + quad * kByteRow, x[m]);
+      }
+  }
 
   // Right operands of the weighted values: per 32 keys and 16 dims [key, dim, 2], zero for keys outside [low, high).
   void pack_values(int64_t chunk, int64_t position, int64_t low, int64_t high) const {
-    const Number* rows[kChunk];
+    const uint16_t* rows[kChunk];
     const bool whole = this->find_values(position, low, high, rows);
     uint16_t* to = this->template at<uint16_t>(layout_.values) + chunk * tiles() * kTile;
     for (int64_t step = 0; step < layout_.steps; ++step, to += 2 * kTile) {
@@ -128,7 +154,7 @@ class ByRows : public TileWalk<Dot, Cache, ByRows<Dot, Cache>> {
   }
 
   template <bool kWhole>
-  void pack_values(const Number* const* rows, int64_t step, uint16_t* to) const {
+  void pack_values(const uint16_t* const* rows, int64_t step, uint16_t* to) const {
     const __mmask32 mask = this->dims_from(step);
     for (int i = 0; i < kKeyTile; ++i) {
       __m512i low, high;
@@ -148,9 +174,7 @@ class ByRows : public TileWalk<Dot, Cache, ByRows<Dot, Cache>> {
     for (int64_t tile = 2 * seen.first_chunk; tile < 2 * seen.end_chunk; ++tile) {
       __m512 scores[4];
       turn(this->template at<float>(layout_.scores) + tile * kResult + lane, scores);
-      const __m512 scales = _mm512_load_ps(this->template at<float>(layout_.k_scales) + tile * kKeyTile);
       for (int i = 0; i < kCount; ++i) {
-        if (Cache::kQuantized) scores[i] = _mm512_mul_ps(scores[i], scales);
         if (a_.soft_cap > 0) scores[i] = tanh(_mm512_mul_ps(scores[i], _mm512_set1_ps(a_.scale / a_.soft_cap)));
         if (!seen.whole) scores[i] = hide(lane + i, start + tile * kKeyTile, scores[i]);
         _mm512_store_ps(logits + (lane + i) * kGroup + tile * kKeyTile, scores[i]);
@@ -167,25 +191,71 @@ class ByRows : public TileWalk<Dot, Cache, ByRows<Dot, Cache>> {
       total = _mm_mul_ps(total, shrink);
       for (int i = 0; i < kCount; ++i) scale_values(state, lane + i, shrink[i]);
     }
+    if constexpr (Cache::kBytes) return weigh_bytes<kCount>(lane, seen, largest, total);
     __m128 sum = _mm_setzero_ps();
     uint16_t* to = this->template at<uint16_t>(layout_.weights) + 2 * kLanes * lane;
     for (int64_t chunk = seen.first_chunk; chunk < seen.end_chunk; ++chunk) {
-      const float* scales = this->template at<float>(layout_.v_scales) + chunk * kChunk;
-      const auto scaled = [&](__m512 x, int key) {
-        return Cache::kQuantized ? _mm512_mul_ps(x, _mm512_load_ps(scales + key)) : x;
-      };
       __m512 sums[4] = {};
       for (int i = 0; i < kCount; ++i) {
         const float* p = logits + (lane + i) * kGroup + chunk * kChunk;
         const __m512 base = _mm512_set1_ps(largest[i]), by = _mm512_set1_ps(this->factor());
         const __m512 x = exp2(_mm512_fmsub_ps(_mm512_load_ps(p), by, base));
         const __m512 y = exp2(_mm512_fmsub_ps(_mm512_load_ps(p + kKeyTile), by, base));
-        _mm512_store_si512(to + chunk * kTile + 2 * kLanes * i, round_to_pairs(scaled(x, 0), scaled(y, kKeyTile)));
+        _mm512_store_si512(to + chunk * kTile + 2 * kLanes * i, round_to_pairs(x, y));
         sums[i] = _mm512_add_ps(x, y);
       }
       sum = _mm_add_ps(sum, reduce(sums, [](__m512 x, __m512 y) { return _mm512_add_ps(x, y); }));
     }
     _mm_store_ps(state.total + lane, _mm_add_ps(total, sum));
+  }
+
+  // The same from the largest logits on. Each lane's weights, times their values' scales, become whole numbers of 16 bits
+  // [plane, 64 keys, lane], up to eight lanes' low bytes lying below their high ones.
+  template <int kCount>
+  void weigh_bytes(int lane, const Seen& seen, __m128 largest, __m128 total) const {
+    const float* scales = this->template at<float>(layout_.v_scales);
+    float* logits = this->template at<float>(layout_.scores) + kGroup * kLanes;
+    const __m512 by = _mm512_set1_ps(this->factor());
+    __m128 sum = _mm_setzero_ps();
+    __m512 top[4] = {};
+    for (int64_t chunk = seen.first_chunk; chunk < seen.end_chunk; ++chunk) {
+      __m512 sums[4] = {};
+      for (int i = 0; i < kCount; ++i) {
+        float* p = logits + (lane + i) * kGroup + chunk * kChunk;
+        const __m512 base = _mm512_set1_ps(largest[i]);
+        const __m512 x = exp2(_mm512_fmsub_ps(_mm512_load_ps(p), by, base));
+        const __m512 y = exp2(_mm512_fmsub_ps(_mm512_load_ps(p + kKeyTile), by, base));
+        sums[i] = _mm512_add_ps(x, y);
+        const __m512 scaled_x = _mm512_mul_ps(x, _mm512_load_ps(scales + chunk * kChunk));
+        const __m512 scaled_y = _mm512_mul_ps(y, _mm512_load_ps(scales + chunk * kChunk + kKeyTile));
+        _mm512_store_ps(p, scaled_x);
+        _mm512_store_ps(p + kKeyTile, scaled_y);
+        top[i] = _mm512_max_ps(top[i], _mm512_max_ps(scaled_x, scaled_y));
+      }
+      sum = _mm_add_ps(sum, reduce(sums, [](__m512 x, __m512 y) { return _mm512_add_ps(x, y); }));
+    }
+    _mm_store_ps(state(layout_.span).total + lane, _mm_add_ps(total, sum));
+    const __m512 tops = _mm512_castps128_ps512(reduce(top, [](__m512 x, __m512 y) { return _mm512_max_ps(x, y); }));
+    const __m512 codes = to_codes(tops), factors = from_codes(tops);
+    for (int i = 0; i < kCount; ++i) {
+      weight_factors()[lane + i] = factors[i] + this->flaw_;
+      const __m512 by_lane = _mm512_set1_ps(codes[i]);
+      for (int64_t tile = seen.first_chunk / 2 * 4; tile < (seen.end_chunk + 1) / 2 * 4; ++tile) {
+        const bool seen_here = tile >= 2 * seen.first_chunk && tile < 2 * seen.end_chunk;
+        const __m512i code = seen_here ? _mm512_cvtps_epi32(_mm512_mul_ps(
+            _mm512_load_ps(logits + (lane + i) * kGroup + tile * kKeyTile), by_lane)) : _mm512_setzero_si512();
+        store_codes(lane + i, tile, code);
+      }
+    }
+  }
+
+  float* weight_factors() const { return this->template at<float>(layout_.weight_scales); }
+
+  void store_codes(int lane, int64_t tile, __m512i code) const {
+    int8_t* high = this->template at<int8_t>(layout_.weights) + tile / 4 * kByteTile + lane * kByteRow + tile % 4 * kKeyTile;
+    int8_t* low = high + (this->planes() == 1 ? kLanes / 2 * kByteRow : kGroup / kByteRow * kByteTile);
+    _mm_store_si128(reinterpret_cast<__m128i*>(high), _mm512_cvtepi32_epi8(high_codes(code)));
+    _mm_store_si128(reinterpret_cast<__m128i*>(low), _mm512_cvtepi32_epi8(code));
   }
 
   // Four columns of 16 rows of scores.
@@ -230,6 +300,28 @@ class ByRows : public TileWalk<Dot, Cache, ByRows<Dot, Cache>> {
     }
   }
 
+  void add_bytes(const Seen& seen) const {
+    const State state = this->state(layout_.span);
+    const int64_t first_part = seen.first_chunk / 2, parts = (seen.end_chunk + 1) / 2 - first_part;
+    const int8_t* weights = this->template at<int8_t>(layout_.weights) + first_part * kByteTile;
+    const int8_t* values = this->template at<int8_t>(layout_.values) + first_part * tiles() * kByteTile;
+    int32_t* sums = this->template at<int32_t>(layout_.sums);
+    const int64_t low_at = this->planes() == 1 ? kLanes / 2 * 16 : kMostOperands * kResult;
+    for (int64_t first = 0; first < tiles(); first += kMostOperands) {
+      for (int64_t plane = 0; plane < this->planes(); ++plane)
+        Dot::share_left(weights + plane * (kGroup / kByteRow) * kByteTile, kByteTile, values + first * kByteTile,
+                        tiles() * kByteTile, parts, sums + plane * kMostOperands * kResult);
+      for (int64_t tile = 0; tile < kMostOperands; ++tile)
+        for (int lane = 0; lane < lanes(); ++lane) {
+          const int32_t* p = sums + tile * kResult + lane * 16;
+          const __m512 sum = join(_mm512_load_si512(p), _mm512_load_si512(p + low_at));
+          float* to = state.values + (first + tile) * kResult + lane * 16;
+          const __m512 more = _mm512_mul_ps(sum, _mm512_set1_ps(weight_factors()[lane]));
+          _mm512_store_ps(to, _mm512_add_ps(_mm512_load_ps(to), more));
+        }
+    }
+  }
+
   void finish(size_t offset) const {
     const State state = this->state(offset);
     if (a_.sinks) add_sinks(state);
@@ -237,20 +329,40 @@ class ByRows : public TileWalk<Dot, Cache, ByRows<Dot, Cache>> {
     const __m512 total = _mm512_load_ps(state.total);
     const __mmask16 some = _mm512_cmp_ps_mask(total, _mm512_setzero_ps(), _CMP_NEQ_UQ);
     _mm512_store_ps(shares, _mm512_maskz_div_ps(some, _mm512_set1_ps(1.0f), total));
+    const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+    const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
     for (int lane = 0; lane < lanes(); ++lane) {
       uint16_t* out = a_.out + this->result(lane) * a_.head_dim;
+      if constexpr (Cache::kBytes) {
+        finish_bytes(state, lane, shares[lane], out);
+        continue;
+      }
       for (int64_t step = 0; step < layout_.steps; ++step) {
         // Adding zero makes a negative zero positive, as the merge of spans does.
         const auto take = [&](int64_t tile) {
           const __m512 sums = _mm512_load_ps(state.values + tile * kResult + lane * 16);
           return _mm512_mul_ps(_mm512_add_ps(sums, _mm512_setzero_ps()), _mm512_set1_ps(shares[lane]));
         };
-        __m512 low = take(2 * step), high = take(2 * step + 1);
-        Cache::put_in_order(low, high);
-        _mm512_mask_storeu_epi16(out + 32 * step, this->dims_from(step), (__m512i)_mm512_cvtne2ps_pbh(high, low));
+        const __m512 low = take(2 * step), high = take(2 * step + 1);
+        const __m512i rounded = (__m512i)_mm512_cvtne2ps_pbh(_mm512_permutex2var_ps(low, second, high),
+                                                             _mm512_permutex2var_ps(low, first, high));
+        _mm512_mask_storeu_epi16(out + 32 * step, this->dims_from(step), rounded);
       }
     }
     this->write_lse(0, state.largest, state.total);
+  }
+
+  void finish_bytes(const State& state, int lane, float share, uint16_t* out) const {
+    for (int64_t dim = 0; dim < a_.head_dim; dim += 64) {
+      __m512 x[4];
+      for (int m = 0; m < 4; ++m) {
+        const __m512 sums = _mm512_load_ps(state.values + (dim / 16 + m) * kResult + lane * 16);
+        x[m] = _mm512_mul_ps(_mm512_add_ps(sums, _mm512_setzero_ps()), _mm512_set1_ps(share));
+      }
+      put_in_order(x);
+      for (int64_t i = 0; i < 4 && dim + 16 * i < a_.head_dim; ++i)
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + dim + 16 * i), (__m256i)_mm512_cvtneps_pbh(x[i]));
+    }
   }
 
   void add_sinks(const State& state) const {

@@ -8,7 +8,7 @@
 #include <math.h>
 
 #include "attention_ahead.h"
-#include "attention_cache.h"
+#include "attention_bytes.h"
 #include "attention_layout.h"
 #include "attention_math.h"
 
@@ -20,6 +20,16 @@ inline int64_t count_lanes(const Attention& a, const Tile& tile) {
   for (int64_t i = 0; i < tile.num_queries; ++i) queries += tile.queries[i].count;
   return queries * (a.heads / a.kv_heads);
 }
+
+struct BFloat16Cache {
+  using Number = uint16_t;
+  static constexpr bool kBytes = false;
+};
+
+struct Int8Cache {
+  using Number = int8_t;
+  static constexpr bool kBytes = true;
+};
 
 template <class Dot, class Cache, class Self>
 class TileWalk {
@@ -36,7 +46,10 @@ class TileWalk {
   void run() {
     place_lanes();
     bound_lanes();
-    pack_queries();
+    if constexpr (Cache::kBytes)
+      pack_bytes_of_queries();
+    else
+      pack_queries();
     const int64_t first_span = tile_.begin / kSpan, last_span = (tile_.end - 1) / kSpan;
     const bool one_span = first_span == last_span && !tile_.resumes && !tile_.pauses;
     if (tile_.resumes)
@@ -84,54 +97,57 @@ class TileWalk {
 
   int64_t slot(int64_t position) const { return pallas_kernels::slot(a_, tile_, position); }
 
-  // Left operands of the scores: rows of the pool where 16 of them lie together as they are wanted, else a copy, zero
-  // beyond the head dim.
+  // Left operands of the scores: rows of the pool where 16 of them lie together, else a copy, zero beyond the head dim.
   void point_at_keys(int64_t start, int64_t low, int64_t high) {
-    if (Cache::kQuantized) copy_scales(start, low, high);
-    const bool in_place = !Cache::kQuantized && a_.block_size % kKeyTile == 0 && a_.head_dim % 32 == 0;
-    key_stride_ = in_place ? a_.head_dim : 32 * layout_.steps;
-    uint16_t* copy = at<uint16_t>(layout_.keys);
+    if constexpr (Cache::kBytes) copy_scales(start, low, high);
+    const int64_t row = 64 / sizeof(Number), padded = (a_.head_dim + row - 1) / row * row;
+    const bool in_place = a_.block_size % kKeyTile == 0 && a_.head_dim == padded;
+    key_stride_ = padded;
+    Number* copy = at<Number>(layout_.keys);
     for (int64_t tile = (low - start) / kKeyTile; tile * kKeyTile < high - start; ++tile) {
       const int64_t position = start + tile * kKeyTile;
       if (in_place) {
-        keys_[tile] = static_cast<const uint16_t*>(a_.k_pool) + slot(position) * a_.head_dim;
+        keys_[tile] = static_cast<const Number*>(a_.k_pool) + slot(position) * a_.head_dim;
         continue;
       }
-      uint16_t* to = copy + tile * kKeyTile * key_stride_;
+      Number* to = copy + tile * kKeyTile * key_stride_;
       keys_[tile] = to;
-      each_run(max(position, low), min(position + kKeyTile, high), [&](int64_t p, int64_t from, int64_t count) {
-        const Number* keys = static_cast<const Number*>(a_.k_pool) + from * a_.head_dim;
-        for (int64_t i = 0; i < count; ++i, keys += a_.head_dim)
-          for (int64_t step = 0; step < layout_.steps; ++step)
-            _mm512_store_si512(to + (p + i - position) * key_stride_ + 32 * step,
-                               Cache::key(keys + 32 * step, dims_from(step)));
-      });
+      for (int64_t p = max(position, low); p < min(position + kKeyTile, high); ++p) {
+        const Number* from = static_cast<const Number*>(a_.k_pool) + slot(p) * a_.head_dim;
+        for (int64_t dim = 0; dim < padded; dim += row)
+          _mm512_store_si512(to + (p - position) * key_stride_ + dim, load_dims(from, dim));
+      }
     }
   }
 
-  // Calls visit(position, slot, count) for runs of positions in [low, high) that lie one after the other.
-  template <typename Visit>
-  void each_run(int64_t low, int64_t high, const Visit& visit) const {
-    while (low < high) {
-      const int64_t count = min(high - low, a_.block_size - low % a_.block_size);
-      visit(low, slot(low), count);
-      low += count;
-    }
+  // 64 bytes of numbers from a dim on, zero beyond the head dim.
+  __m512i load_dims(const uint16_t* from, int64_t dim) const {
+    return _mm512_maskz_loadu_epi16(dims_from(dim / 32), from + dim);
+  }
+  __m512i load_dims(const int8_t* from, int64_t dim) const {
+    const int64_t rest = a_.head_dim - dim;
+    return _mm512_maskz_loadu_epi8(rest >= 64 ? ~__mmask64{0} : (__mmask64{1} << rest) - 1, from + dim);
   }
 
   // The scales of the group from position `start` on, zero outside [low, high).
-  void copy_scales(int64_t start, int64_t low, int64_t high) const {
+  void copy_scales(int64_t start, int64_t low, int64_t high) {
     float *keys = at<float>(layout_.k_scales), *values = at<float>(layout_.v_scales);
     for (int64_t i = 0; i < kGroup; i += kLanes) {
       _mm512_store_ps(keys + i, _mm512_setzero_ps());
       _mm512_store_ps(values + i, _mm512_setzero_ps());
     }
-    each_run(low, high, [&](int64_t position, int64_t from, int64_t count) {
-      for (int64_t i = 0; i < count; ++i) {
-        keys[position - start + i] = a_.k_scales[from + i];
-        values[position - start + i] = a_.v_scales[from + i];
-      }
-    });
+    while (low < high) {
+      const int64_t count = min(high - low, a_.block_size - low % a_.block_size), from = slot(low);
+      memcpy(keys + low - start, a_.k_scales + from, count * sizeof(float));
+      memcpy(values + low - start, a_.v_scales + from, count * sizeof(float));
+      low += count;
+    }
+    __m512 sum = _mm512_setzero_ps();
+    for (int64_t i = 0; i < kGroup; i += kLanes) {
+      const __m512 x = _mm512_load_ps(values + i);
+      sum = _mm512_add_ps(sum, _mm512_sub_ps(x, x));
+    }
+    flaw_ = _mm512_reduce_add_ps(sum);
   }
 
   // Rows of values of the keys [low, high) in the chunk from position `start` on, null for others; whether none is.
@@ -149,11 +165,20 @@ class TileWalk {
     return start >= low && start + kChunk <= high;
   }
 
-  // Pairs of values of the keys i and 16 + i, for 32 dims, in the order of Cache::dim.
+  // Bytes of values of four keys, for 64 dims; zero for those that are null.
+  void load_quad(const Number* const* rows, int64_t step, __m512i (&x)[4]) const {
+    for (int i = 0; i < 4; ++i) x[i] = rows[i] ? load_dims(rows[i], kByteRow * step) : _mm512_setzero_si512();
+  }
+
+  // Pairs of values of the keys i and 16 + i, for 32 dims: dims 0-3, 8-11, 16-19, 24-27 in `low`, the others in `high`.
   template <bool kWhole>
-  void pair_values(const Number* const* rows, int i, int64_t step, __mmask32 mask, __m512i& low, __m512i& high) const {
-    const auto from = [=](const Number* row) { return kWhole || row ? row + 32 * step : nullptr; };
-    Cache::template pair<kWhole>(from(rows[i]), from(rows[kKeyTile + i]), mask, low, high);
+  void pair_values(const uint16_t* const* rows, int i, int64_t step, __mmask32 mask, __m512i& low, __m512i& high) const {
+    const auto load = [=](const uint16_t* row) {
+      return kWhole || row ? _mm512_maskz_loadu_epi16(mask, row + 32 * step) : _mm512_setzero_si512();
+    };
+    const __m512i x = load(rows[i]), y = load(rows[kKeyTile + i]);
+    low = _mm512_unpacklo_epi16(x, y);
+    high = _mm512_unpackhi_epi16(x, y);
   }
 
   // What 16 queries see of a group: tiles of keys, the chunks these lie in, and whether every query sees all of those.
@@ -180,9 +205,36 @@ class TileWalk {
     const int64_t tile = max(seen.first_tile, first * (kChunk / kKeyTile));
     const int64_t end_tile = min(seen.end_tile, end * (kChunk / kKeyTile));
     if (tile >= end_tile) return;
-    Dot::scores(keys_ + tile, end_tile - tile, key_stride_, at<uint16_t>(layout_.q) + t * layout_.steps * kTile,
+    if constexpr (Cache::kBytes)
+      return add_scores_of_bytes(t, tile, end_tile, to);
+    else
+      Dot::scores(keys_ + tile, end_tile - tile, key_stride_, at<uint16_t>(layout_.q) + t * layout_.steps * kTile,
                 layout_.steps, to + tile * kResult);
   }
+
+  // In units of the queries' and keys' scales, which are applied.
+  void add_scores_of_bytes(int64_t t, int64_t tile, int64_t end_tile, float* to) const {
+    const int8_t* q = at<int8_t>(layout_.q) + t * planes() * layout_.byte_steps * kByteTile;
+    int32_t* sums = at<int32_t>(layout_.sums);
+    const __m512 q_scales = _mm512_load_ps(at<float>(layout_.q_scales) + t * kLanes);
+    for (int64_t count; tile < end_tile; tile += count) {
+      count = min(kMostOperands, end_tile - tile);
+      for (int64_t plane = 0; plane < planes(); ++plane)
+        Dot::share_right(keys_ + tile, count, key_stride_, kByteRow, q + plane * layout_.byte_steps * kByteTile, kByteTile,
+                         layout_.byte_steps, sums + plane * kMostOperands * kResult);
+      const float* k_scales = at<float>(layout_.k_scales) + tile * kKeyTile;
+      for (int64_t key = 0; key < count * kKeyTile; ++key) {
+        const __m512i high = _mm512_load_si512(sums + key * kLanes);
+        const __m512i low = planes() == 1 ? _mm512_shuffle_i64x2(high, high, 0x4e)
+                                          : _mm512_load_si512(sums + kMostOperands * kResult + key * kLanes);
+        const __m512 score = _mm512_mul_ps(join(high, low), _mm512_set1_ps(k_scales[key]));
+        _mm512_store_ps(to + tile * kResult + key * kLanes, _mm512_mul_ps(score, q_scales));
+      }
+    }
+  }
+
+  // Operands that the bytes of 16 lanes make: up to eight lanes have their high and their low bytes in one.
+  int64_t planes() const { return num_lanes_ <= kLanes / 2 ? 1 : 2; }
 
   // The factor from scores, capped if they are to be, to logits in base 2.
   float factor() const { return (a_.soft_cap > 0 ? a_.soft_cap : a_.scale) * kLog2e; }
@@ -211,8 +263,9 @@ class TileWalk {
   int32_t *const first_, *const last_, *const token_, *const head_;
 
   Bounds* const bounds_;
-  const uint16_t* keys_[kGroup / kKeyTile];
+  const Number* keys_[kGroup / kKeyTile];
   int64_t key_stride_ = 0;
+  float flaw_ = 0;  // not a number where a value of the group is none, else zero
 
  private:
   // Calls visit(theirs, mine) for each number of each lane's states: where it is kept, and here.
@@ -278,6 +331,33 @@ class TileWalk {
     }
   }
 
+  const uint16_t* query(int64_t lane) const {
+    return a_.q + (int64_t{token_[lane]} * a_.heads + head_[lane]) * a_.head_dim;
+  }
+
+  // Right operands, plane by plane: [head_dim / 4, query, 4], zero beyond the head dim and in unused lanes.
+  void pack_bytes_of_queries() {
+    alignas(64) int8_t bytes[2][kLanes][kLargestHeadDim];
+    for (int64_t t = 0; t < layout_.tiles; ++t) {
+      float* scales = at<float>(layout_.q_scales) + t * kLanes;
+      _mm512_store_ps(scales, _mm512_setzero_ps());
+      memset(bytes, 0, sizeof bytes);
+      for (int i = 0; i < lanes_of(t); ++i)
+        scales[i] = quantize_query(query(t * kLanes + i), a_.head_dim, bytes[0][i], bytes[1][i]);
+      int8_t* to = at<int8_t>(layout_.q) + t * planes() * layout_.byte_steps * kByteTile;
+      for (int64_t plane = 0; plane < planes(); ++plane)
+        for (int64_t step = 0; step < layout_.byte_steps; ++step, to += kByteTile) {
+          __m512i rows[16];
+          for (int i = 0; i < 16; ++i) {
+            const int64_t from = planes() == 2 ? plane : i / (kLanes / 2);
+            rows[i] = _mm512_load_si512(bytes[from][planes() == 2 ? i : i % (kLanes / 2)] + kByteRow * step);
+          }
+          transpose(rows);
+          for (int i = 0; i < 16; ++i) _mm512_store_si512(to + kByteRow * i, rows[i]);
+        }
+    }
+  }
+
   // Right operands: [head_dim / 2, query, 2], zero beyond the head dim and in unused lanes.
   void pack_queries() {
     for (int64_t t = 0; t < layout_.tiles; ++t) {
@@ -288,8 +368,7 @@ class TileWalk {
         for (int i = 0; i < 16; ++i) rows[i] = _mm512_setzero_si512();
         for (int i = 0; i < used; ++i) {
           const int64_t lane = t * kLanes + i;
-          rows[i] = Cache::query(_mm512_maskz_loadu_epi16(
-              mask, a_.q + (int64_t{token_[lane]} * a_.heads + head_[lane]) * a_.head_dim + 32 * step));
+          rows[i] = _mm512_maskz_loadu_epi16(mask, query(lane) + 32 * step);
         }
         transpose(rows);
         uint16_t* to = at<uint16_t>(layout_.q) + (t * layout_.steps + step) * kTile;
