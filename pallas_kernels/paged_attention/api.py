@@ -110,8 +110,8 @@ def _check(
         if (fault := find_pool_fault("v_pool", v_pool)) is not None:
             raise ValueError(fault)
     elif isinstance(k_pool, Int8Pool) or isinstance(v_pool, Int8Pool) or not k_pool.dtype == v_pool.dtype == q.dtype:
-        raise ValueError(f"the pools must have q's dtype {q.dtype}, or be Int8Pools, got {k_pool.dtype} and "
-                         f"{v_pool.dtype}")
+        raise ValueError(f"the pools must have q's dtype {q.dtype}, got {k_pool.dtype} and {v_pool.dtype}; or both be "
+                         "Int8Pools")
     if num_tokens != metadata.num_tokens_padded:
         raise ValueError(f"q has {num_tokens} tokens, metadata was made for {metadata.num_tokens_padded}")
     if block_size != metadata.block_size:

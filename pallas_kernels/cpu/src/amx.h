@@ -51,10 +51,20 @@ inline __attribute__((always_inline)) void tile_dot_bf16() {
   __asm__ volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSums), "i"(kA), "i"(kB));
 }
 
-// The same of signed bytes, four at a time, in 32-bit integers.
+// The same of bytes, four at a time, in 32-bit integers: signed ones, or those of one operand unsigned.
 template <int kSums, int kA, int kB>
 inline __attribute__((always_inline)) void tile_dot_int8() {
   __asm__ volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSums), "i"(kA), "i"(kB));
+}
+
+template <int kSums, int kA, int kB>
+inline __attribute__((always_inline)) void tile_dot_uint8_int8() {
+  __asm__ volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSums), "i"(kA), "i"(kB));
+}
+
+template <int kSums, int kA, int kB>
+inline __attribute__((always_inline)) void tile_dot_int8_uint8() {
+  __asm__ volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSums), "i"(kA), "i"(kB));
 }
 
 }  // namespace

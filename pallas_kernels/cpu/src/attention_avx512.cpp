@@ -39,8 +39,11 @@ struct VectorDot {
     }
   }
 
-  // Products of bytes, see attention_amx.cpp. The left operand is taken 128 higher, as the instruction wants one that is
-  // unsigned; what this adds is subtracted.
+  // Of products of bytes (see attention_amx.cpp), which operand is unsigned, as the instruction wants one to be. Signed left
+  // operands beside signed right ones are taken 128 higher; what this adds is subtracted.
+  enum class Unsigned { kNone, kLeft, kRight };
+
+  template <Unsigned kWhich>
   static void add_bytes(const int8_t* a, int64_t stride, int64_t a_step, const int8_t* b, int64_t b_step, int64_t steps,
                         int32_t* to) {
     const __m512i higher = _mm512_set1_epi8(static_cast<char>(128));
@@ -49,24 +52,27 @@ struct VectorDot {
     for (int64_t step = 0; step < steps; ++step, a += a_step, b += b_step)
       for (int k = 0; k < 16; ++k) {
         const __m512i right = _mm512_load_si512(b + 64 * k);
-        added = _mm512_dpbusd_epi32(added, higher, right);
+        if constexpr (kWhich == Unsigned::kNone) added = _mm512_dpbusd_epi32(added, higher, right);
         for (int i = 0; i < 16; ++i) {
           int32_t quad;
           memcpy(&quad, a + i * stride + 4 * k, sizeof quad);
-          c[i] = _mm512_dpbusd_epi32(c[i], _mm512_xor_si512(_mm512_set1_epi32(quad), higher), right);
+          const __m512i left = _mm512_set1_epi32(kWhich == Unsigned::kNone ? quad ^ static_cast<int32_t>(0x80808080) : quad);
+          c[i] = kWhich == Unsigned::kRight ? _mm512_dpbusd_epi32(c[i], right, left) : _mm512_dpbusd_epi32(c[i], left, right);
         }
       }
     for (int i = 0; i < 16; ++i) _mm512_store_si512(to + 16 * i, _mm512_sub_epi32(c[i], added));
   }
 
+  template <bool kSigned>
   static void share_right(const int8_t* const* a, int64_t count, int64_t stride, int64_t a_step, const int8_t* b,
                           int64_t b_step, int64_t steps, int32_t* to) {
-    for (int64_t i = 0; i < count; ++i) add_bytes(a[i], stride, a_step, b, b_step, steps, to + i * kResult);
+    for (int64_t i = 0; i < count; ++i)
+      add_bytes<kSigned ? Unsigned::kNone : Unsigned::kRight>(a[i], stride, a_step, b, b_step, steps, to + i * kResult);
   }
 
   static void share_left(const int8_t* a, int64_t a_step, const int8_t* b, int64_t b_step, int64_t steps, int32_t* to) {
     for (int64_t i = 0; i < kMostOperands; ++i)
-      add_bytes(a, 64, a_step, b + i * kByteTile, b_step, steps, to + i * kResult);
+      add_bytes<Unsigned::kLeft>(a, 64, a_step, b + i * kByteTile, b_step, steps, to + i * kResult);
   }
 
   static constexpr int64_t kMostSums = kLargestHeadDim / 16;

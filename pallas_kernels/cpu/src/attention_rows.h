@@ -236,7 +236,7 @@ class ByRows : public TileWalk<Dot, Cache, ByRows<Dot, Cache>> {
     }
     _mm_store_ps(state(layout_.span).total + lane, _mm_add_ps(total, sum));
     const __m512 tops = _mm512_castps128_ps512(reduce(top, [](__m512 x, __m512 y) { return _mm512_max_ps(x, y); }));
-    const __m512 codes = to_codes(tops), factors = from_codes(tops);
+    const __m512 codes = to_codes(tops, kLargestWeight), factors = from_codes(tops, kLargestWeight);
     for (int i = 0; i < kCount; ++i) {
       weight_factors()[lane + i] = factors[i] + this->flaw_;
       const __m512 by_lane = _mm512_set1_ps(codes[i]);
@@ -254,7 +254,7 @@ class ByRows : public TileWalk<Dot, Cache, ByRows<Dot, Cache>> {
   void store_codes(int lane, int64_t tile, __m512i code) const {
     int8_t* high = this->template at<int8_t>(layout_.weights) + tile / 4 * kByteTile + lane * kByteRow + tile % 4 * kKeyTile;
     int8_t* low = high + (this->planes() == 1 ? kLanes / 2 * kByteRow : kGroup / kByteRow * kByteTile);
-    _mm_store_si128(reinterpret_cast<__m128i*>(high), _mm512_cvtepi32_epi8(high_codes(code)));
+    _mm_store_si128(reinterpret_cast<__m128i*>(high), _mm512_cvtepi32_epi8(_mm512_srli_epi32(code, 8)));
     _mm_store_si128(reinterpret_cast<__m128i*>(low), _mm512_cvtepi32_epi8(code));
   }
 

@@ -220,7 +220,7 @@ class TileWalk {
     for (int64_t count; tile < end_tile; tile += count) {
       count = min(kMostOperands, end_tile - tile);
       for (int64_t plane = 0; plane < planes(); ++plane)
-        Dot::share_right(keys_ + tile, count, key_stride_, kByteRow, q + plane * layout_.byte_steps * kByteTile, kByteTile,
+        Dot::template share_right<true>(keys_ + tile, count, key_stride_, kByteRow, q + plane * layout_.byte_steps * kByteTile, kByteTile,
                          layout_.byte_steps, sums + plane * kMostOperands * kResult);
       const float* k_scales = at<float>(layout_.k_scales) + tile * kKeyTile;
       for (int64_t key = 0; key < count * kKeyTile; ++key) {
