@@ -1,7 +1,7 @@
 """What does a KV cache in int8 save: memory per token, and the time that attention takes?
 
-Attention alone, of all layers one after the other, each with pools of its own as in a model. The dtypes take turns, call
-by call; the fastest call of each is compared, as a shared machine slows others down at random.
+Attention alone, of all layers one after the other, each with pools of its own as in a model. The dtypes take turns,
+call by call; the fastest call of each is compared, as a shared machine slows others down at random.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What precisions and quantizations, of weights and of the KV cache, cost in quality: perplexity of a text, and how often the likeliest token is that of
-float32.
+"""What precisions and quantizations, of weights and of the KV cache, cost in quality: perplexity of a text, and how
+often the likeliest token is that of float32.
 
     python benchmarks/quality.py [--model MODEL] [--text FILE]
 """
@@ -43,7 +43,8 @@ def report(model: str, text: str, choices: Sequence[Choice] = CHOICES) -> str:
     for (dtype, quantization, cache), (logprobs, likeliest) in zip(choices, found, strict=True):
         same = sum(map(int.__eq__, likeliest, reference)) / len(reference)
         perplexity = math.exp(-sum(logprobs) / len(logprobs))
-        lines.append(f"| {dtype} | {quantization or '-'} | {dtype if cache == 'auto' else cache} | {perplexity:.3f} | {same:.1%} |")
+        kept = dtype if cache == "auto" else cache
+        lines.append(f"| {dtype} | {quantization or '-'} | {kept} | {perplexity:.3f} | {same:.1%} |")
     return "\n".join(lines)
 
 

@@ -71,8 +71,8 @@ def _register(
     xla_module: str = "xla",
 ) -> None:
     """Register the three implementations of an operation, given their summaries: the functions OPERATION_cpu,
-    OPERATION_xla and OPERATION_oracle in modules of the package's folder, which is named after the operation. The native
-    one's module also has ``unsupported``.
+    OPERATION_xla and OPERATION_oracle in modules of the package's folder, which is named after the operation. That of
+    the native one also has ``unsupported``.
     """
     package = f"pallas_kernels.{folder or operation}"
     register(

@@ -2,8 +2,8 @@
 
 Symmetric, with a scale for each token and kv head, taken from that head alone when it is written. So nothing has to be
 calibrated, and what a slot holds depends on nothing but its token: not on what was written before, beside or together
-with it. Keys scaled per channel (KIVI, Liu et al. 2024) take two bits, but need the tokens of a block together; at eight
-bits a scale per token and head, which vLLM calls ``int8_per_token_head``, costs little quality.
+with it. Keys scaled per channel (KIVI, Liu et al. 2024) get by with two bits, but need the tokens of a block together;
+at eight bits a scale per token and head, which vLLM calls ``int8_per_token_head``, costs little quality.
 
 A scale is a factor on a whole key or value. So attention multiplies bytes, and applies a key's scale to its column of
 scores and a value's to its column of weights, in float32; a value is never scaled by itself.

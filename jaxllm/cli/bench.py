@@ -79,7 +79,8 @@ def bench(
     spec = cache_spec(model, engine.kv_cache_dtype)
     costs = ModelCosts.of(model, spec)
     report = {
-        "model": source.name, "dtype": model.dtype.name, "quantization": quantization, "kv_cache_dtype": spec.entries["k"].dtype_name,
+        "model": source.name, "dtype": model.dtype.name, "quantization": quantization,
+        "kv_cache_dtype": spec.entries["k"].dtype_name,
         "parameters": model.num_parameters,
         "engine": dataclasses.asdict(llm.engine.config), "machine": _machine(machine, model, spec),
         "latency": dataclasses.asdict(alone), "throughput": dataclasses.asdict(together),

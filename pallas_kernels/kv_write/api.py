@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
 from pallas_kernels import registry
-from pallas_kernels.int8_pool import Int8Pool, find_pool_fault
-
-PoolT = TypeVar("PoolT", Array, Int8Pool)
+from pallas_kernels.int8_pool import Int8Pool, Pool, find_pool_fault
 
 _FLOATS = (jnp.float32, jnp.bfloat16, jnp.float16)
 
 
-def kv_write(
+def kv_write[PoolT: Pool](
     k_pool: PoolT,
     v_pool: PoolT,
     k: Float[Array, "T K H"],
@@ -25,10 +21,10 @@ def kv_write(
 ) -> tuple[PoolT, PoolT]:
     """Return the pools with token t's keys and values in slot ``slots[t]``, in place where the pools are donated.
 
-    Pools are arrays ``[P, K, S, H]``, or both of them `Int8Pool`s, for which keys and values, then float32, bfloat16 or
-    float16, are quantized (`quantize_heads`). A slot is ``block * S + offset``. Real tokens have distinct slots; padding
-    tokens carry any slot of block 0, the null block, whose contents are undefined. Slots outside the pools are undefined
-    behaviour; ``cpu`` fails.
+    Pools are arrays ``[P, K, S, H]``, or both of them `Int8Pool`s, for which keys and values, then float32, bfloat16
+    or float16, are quantized (`quantize_heads`). A slot is ``block * S + offset``. Real tokens have distinct slots;
+    padding tokens carry any slot of block 0, the null block, whose contents are undefined. Slots outside the pools are
+    undefined behaviour; ``cpu`` fails.
     """
     for name, pool in (("k_pool", k_pool), ("v_pool", v_pool)):
         if (fault := find_pool_fault(name, pool)) is not None:

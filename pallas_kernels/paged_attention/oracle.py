@@ -86,6 +86,5 @@ def attend_rows(
 
 def _read(pool: Any, at: tuple[Any, ...]) -> np.ndarray:
     if isinstance(pool, Int8Pool):
-        return pool.values[at].astype(np.float64) * pool.scales[at].astype(np.float64)[:, None]
-    numbers: np.ndarray = pool[at].astype(np.float64)
-    return numbers
+        return np.asarray(pool.values[at], np.float64) * np.asarray(pool.scales[at], np.float64)[:, None]
+    return np.asarray(pool[at], np.float64)

@@ -22,11 +22,7 @@ class PagedKeys:
         self.group_size = self.blocks * self.block_size
         self._dtypes = jnp.dtype(dtype), jnp.dtype(jnp.float32 if dtype == jnp.float16 else dtype)
         self._tables = tables
-        self._k_scales = self._v_scales = None
-        if isinstance(k_pool, Int8Pool) and isinstance(v_pool, Int8Pool):
-            self._k_scales, self._v_scales = self._by_head(k_pool.scales), self._by_head(v_pool.scales)
-            k_pool, v_pool = k_pool.values, v_pool.values
-        self._k, self._v = self._by_head(k_pool), self._by_head(v_pool)
+        (self._k, self._k_scales), (self._v, self._v_scales) = self._by_head(k_pool), self._by_head(v_pool)
 
     def num_groups(self, length: Int32[Array, ""]) -> Int32[Array, ""]:
         """Groups that a context of this length touches."""
@@ -56,13 +52,18 @@ class PagedKeys:
         v = v.reshape(*merged, self.head_dim)
         if self._k_scales is None or self._v_scales is None:
             return Keys(k, v, positions)
-        scales = (jnp.where(owned[:, None], pool.at[index].get(mode="promise_in_bounds").reshape(
-            batch, self.num_kv_heads, self.group_size), 0).reshape(merged) for pool in (self._k_scales, self._v_scales))
-        return Keys(k.astype(self._dtypes[0]), v.astype(self._dtypes[1]), positions, *scales)
+        k_scales, v_scales = (
+            jnp.where(owned[:, None], pool.at[index].get(mode="promise_in_bounds").reshape(
+                batch, self.num_kv_heads, self.group_size), 0).reshape(merged)
+            for pool in (self._k_scales, self._v_scales))
+        return Keys(k.astype(self._dtypes[0]), v.astype(self._dtypes[1]), positions, k_scales, v_scales)
 
-    def _by_head(self, pool: Array) -> Array:
-        """One line for each block and kv head."""
-        return pool.reshape(self.num_blocks * self.num_kv_heads, -1)
+    def _by_head(self, pool: Pool) -> tuple[Array, Array | None]:
+        """Numbers, and scales if they have any, one line for each block and kv head."""
+        lines = self.num_blocks * self.num_kv_heads
+        if isinstance(pool, Int8Pool):
+            return pool.values.reshape(lines, -1), pool.scales.reshape(lines, -1)
+        return pool.reshape(lines, -1), None
 
 
 def _zero_unless(keep: Bool[Array, "B 1 G 1"], x: Float[Array, "B K G H"]) -> Float[Array, "B K G H"]:

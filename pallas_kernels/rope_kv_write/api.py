@@ -6,13 +6,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
 from pallas_kernels import registry
-from pallas_kernels.int8_pool import Int8Pool, find_pool_fault
-from pallas_kernels.kv_write.api import PoolT
+from pallas_kernels.int8_pool import Int8Pool, Pool, find_pool_fault
 
 _FLOATS = (jnp.float32, jnp.bfloat16, jnp.float16)
 
 
-def rope_kv_write(
+def rope_kv_write[PoolT: Pool](
     k_pool: PoolT,
     v_pool: PoolT,
     qkv: Float[Array, "T NKK H"],

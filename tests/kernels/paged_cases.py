@@ -86,8 +86,8 @@ def build(
     """Lay rows out over shuffled blocks.
 
     ``garbage`` fills the null block, free blocks, the rest of each last block, and with a window the slots that have
-    left it; of an int8 pool their scales, over bytes of -128. Table entries past a row's length point anywhere, -1 and beyond the pool included. The first
-    ``shared_blocks`` blocks of all rows are those of row 0.
+    left it; of an int8 pool their scales, over bytes of -128. Table entries past a row's length point anywhere, -1 and
+    beyond the pool included. The first ``shared_blocks`` blocks of all rows are those of row 0.
     """
     size = shape.block_size
     num_rows = len(lengths)

@@ -3,9 +3,9 @@
 The oracle computes in float64, so the tolerance is the implementation's own rounding. float32: sums over up to 640
 products, 2e-6 of the largest value. bfloat16 and float16: weights and output are each rounded to nearest in the dtype,
 so half a unit in the last place twice, plus the float32 part. The lse is float32 throughout. int8 pools are read as
-what they hold, by queries in bfloat16: the oracle gets the quantized numbers, and the tolerance of values is bfloat16's.
-Native kernels round queries to whole numbers of 16 bits: half of 1 / 32512 of the largest of a query times each of 64 key
-numbers near 1, added up at random, moves a logit by 1e-4.
+what they hold, by queries in bfloat16: the oracle gets the quantized numbers, and values get bfloat16's tolerance.
+Native kernels round queries to whole numbers of 16 bits: half of 1 / 32512 of the largest of a query, times each of 64
+numbers near 1 of a key, added up at random, moves a logit by 1e-4.
 
 Everything that must not be read is NaN in these cases (see `paged_cases.build`), so a stray read fails them too.
 """
