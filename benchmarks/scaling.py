@@ -173,6 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                         help="lengths; empty for none (default: powers of two up to the model's context)")
     parser.add_argument("--repeat", type=int, default=3, help="timed runs of each (default: %(default)s)")
     parser.add_argument("--kv-cache-bytes", default="1G", help="as for LLM (default: %(default)s)")
+    parser.add_argument("--kv-cache-dtype", default="auto", help="as for LLM (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     chosen = parser.parse_args(arguments)
     if chosen.repeat < 1:
@@ -189,6 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     machine = describe_machine()
     options: dict[str, Any] = {"dtype": chosen.dtype, "kv_cache_bytes": chosen.kv_cache_bytes,
+                               "kv_cache_dtype": chosen.kv_cache_dtype,
                                "max_num_seqs": max([*counts, 1]), "speculative_config": None}
     llm = LLM(chosen.model, **options)
     longest = llm.engine.config.max_model_len

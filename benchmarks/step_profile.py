@@ -259,6 +259,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=20, help="steps to take medians of (default: %(default)s)")
     parser.add_argument("--top", type=int, default=10, help="operations to print (default: %(default)s)")
     parser.add_argument("--kv-cache-bytes", default="1G", help="as for LLM (default: %(default)s)")
+    parser.add_argument("--kv-cache-dtype", default="auto", help="as for LLM (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     chosen = parser.parse_args(arguments)
     for name in ("steps", "top"):
@@ -276,6 +277,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     machine = describe_machine()
     options: dict[str, Any] = {"dtype": chosen.dtype, "kv_cache_bytes": chosen.kv_cache_bytes,
+                               "kv_cache_dtype": chosen.kv_cache_dtype,
                                "speculative_config": None}
     if chunks:
         options["max_num_batched_tokens"] = chunks.pop()

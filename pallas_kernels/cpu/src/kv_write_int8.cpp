@@ -18,7 +18,7 @@ using BFloat16 = ffi::Buffer<ffi::BF16>;
 using Float32 = ffi::Buffer<ffi::F32>;
 using Int32 = ffi::Buffer<ffi::S32>;
 
-constexpr int64_t kTokens = 64;  // in a piece of work
+constexpr int64_t kTokens = 16;  // in a piece of work
 
 bool is(ffi::Span<const int64_t> shape, std::initializer_list<int64_t> expected) {
   return std::equal(shape.begin(), shape.end(), expected.begin(), expected.end());
