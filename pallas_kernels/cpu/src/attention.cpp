@@ -168,7 +168,9 @@ auto with_rows(Binding binding) {
   return std::move(binding).template Arg<Int32>().template Arg<Int32>().template Arg<Int32>();
 }
 
-auto plain() { return with_rows(ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<BFloat16>().Arg<BFloat16>().Arg<BFloat16>()); }
+auto plain() {
+  return with_rows(ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<BFloat16>().Arg<BFloat16>().Arg<BFloat16>());
+}
 
 auto int8() {
   return with_rows(ffi::Ffi::Bind()

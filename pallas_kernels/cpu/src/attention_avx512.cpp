@@ -39,8 +39,8 @@ struct VectorDot {
     }
   }
 
-  // Of products of bytes (see attention_amx.cpp), which operand is unsigned, as the instruction wants one to be. Signed left
-  // operands beside signed right ones are taken 128 higher; what this adds is subtracted.
+  // Of products of bytes (see attention_amx.cpp), which operand is unsigned, as the instruction wants one to be. Signed
+  // left operands beside signed right ones are taken 128 higher; what this adds is subtracted.
   enum class Unsigned { kNone, kLeft, kRight };
 
   template <Unsigned kWhich>
@@ -56,8 +56,12 @@ struct VectorDot {
         for (int i = 0; i < 16; ++i) {
           int32_t quad;
           memcpy(&quad, a + i * stride + 4 * k, sizeof quad);
-          const __m512i left = _mm512_set1_epi32(kWhich == Unsigned::kNone ? quad ^ static_cast<int32_t>(0x80808080) : quad);
-          c[i] = kWhich == Unsigned::kRight ? _mm512_dpbusd_epi32(c[i], right, left) : _mm512_dpbusd_epi32(c[i], left, right);
+          __m512i left = _mm512_set1_epi32(quad);
+          if constexpr (kWhich == Unsigned::kNone) left = _mm512_xor_si512(left, higher);
+          if constexpr (kWhich == Unsigned::kRight)
+            c[i] = _mm512_dpbusd_epi32(c[i], right, left);
+          else
+            c[i] = _mm512_dpbusd_epi32(c[i], left, right);
         }
       }
     for (int i = 0; i < 16; ++i) _mm512_store_si512(to + 16 * i, _mm512_sub_epi32(c[i], added));

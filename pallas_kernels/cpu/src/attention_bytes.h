@@ -1,6 +1,6 @@
 // What attention over a cache of bytes is made of. Queries and weights become whole numbers of 16 bits, weights unsigned
-// ones, each lane's times a factor of its own, whose high and low bytes are operands apart ("planes"). Sums of products of
-// bytes are integers: exact, in any order and on every instruction set.
+// ones, each lane's times a factor of its own, whose high and low bytes are operands apart ("planes"). Sums of products
+// of bytes are integers: exact, in any order and on every instruction set.
 // Included by one source per instruction set, through attention_walk.h, and by nothing else.
 #pragma once
 
@@ -28,7 +28,9 @@ inline __m512 from_codes(__m512 largest, float largest_code) {
 }
 
 // The high bytes of signed codes; low bytes, signed as well, are the codes' own last ones.
-inline __m512i high_codes(__m512i codes) { return _mm512_srai_epi32(_mm512_add_epi32(codes, _mm512_set1_epi32(128)), 8); }
+inline __m512i high_codes(__m512i codes) {
+  return _mm512_srai_epi32(_mm512_add_epi32(codes, _mm512_set1_epi32(128)), 8);
+}
 
 // What sums over both planes make.
 inline __m512 join(__m512i high, __m512i low) {

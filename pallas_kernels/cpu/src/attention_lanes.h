@@ -215,10 +215,11 @@ class ByLanes : public TileWalk<Dot, Cache, ByLanes<Dot, Cache>> {
       });
     }
     _mm512_store_ps(state.total, _mm512_add_ps(_mm512_load_ps(state.total), weights.sum));
-    const int64_t first_part = seen.first_chunk / 2, end_part = (seen.end_chunk + 1) / 2, tiles = 4 * layout_.byte_steps;
+    const int64_t first_part = seen.first_chunk / 2, end_part = (seen.end_chunk + 1) / 2;
+    const int64_t tiles = 4 * layout_.byte_steps;
     int8_t* to = this->template at<int8_t>(layout_.weights);
-    const __m512 codes = to_codes(top, kLargestWeight), factors =
-        _mm512_add_ps(from_codes(top, kLargestWeight), _mm512_set1_ps(this->flaw_));
+    const __m512 codes = to_codes(top, kLargestWeight);
+    const __m512 factors = _mm512_add_ps(from_codes(top, kLargestWeight), _mm512_set1_ps(this->flaw_));
     for (int64_t quad = first_part * (kByteRow / 4); quad < end_part * (kByteRow / 4); ++quad) {
       __m512i c[4] = {};
       const int64_t chunk = 4 * quad / kChunk;
@@ -234,8 +235,9 @@ class ByLanes : public TileWalk<Dot, Cache, ByLanes<Dot, Cache>> {
       const int8_t* operands[kMostOperands];
       for (int64_t i = 0; i < kMostOperands; ++i) operands[i] = values + (first + i) * kByteTile;
       for (int64_t plane = 0; plane < 2; ++plane)
-        Dot::template share_right<false>(operands, kMostOperands, kByteRow, tiles * kByteTile, to + plane * kPlane + first_part * kByteTile,
-                         kByteTile, end_part - first_part, sums + plane * kMostOperands * kResult);
+        Dot::template share_right<false>(operands, kMostOperands, kByteRow, tiles * kByteTile,
+                                         to + plane * kPlane + first_part * kByteTile, kByteTile, end_part - first_part,
+                                         sums + plane * kMostOperands * kResult);
       for (int64_t tile = 0; tile < kMostOperands; ++tile)
         for (int64_t i = 0; i < 16; ++i) {
           const int64_t dim = dim_of(first + tile, i);

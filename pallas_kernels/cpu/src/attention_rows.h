@@ -129,7 +129,8 @@ class ByRows : public TileWalk<Dot, Cache, ByRows<Dot, Cache>> {
   void pack_bytes(int64_t chunk, int64_t position, int64_t low, int64_t high) {
     const Number* rows[kChunk];
     this->find_values(position, low, high, rows);
-    int8_t* to = this->template at<int8_t>(layout_.values) + chunk / 2 * tiles() * kByteTile + chunk % 2 * (kByteTile / 2);
+    int8_t* to = this->template at<int8_t>(layout_.values) + chunk / 2 * tiles() * kByteTile;
+    to += chunk % 2 * (kByteTile / 2);
     for (int quad = 0; quad < kChunk / 4; ++quad)
       for (int64_t step = 0; step < layout_.byte_steps; ++step) {
         if (quad % 2 == 0) this->ahead_.read(4);
@@ -209,8 +210,8 @@ class ByRows : public TileWalk<Dot, Cache, ByRows<Dot, Cache>> {
     _mm_store_ps(state.total + lane, _mm_add_ps(total, sum));
   }
 
-  // The same from the largest logits on. Each lane's weights, times their values' scales, become whole numbers of 16 bits
-  // [plane, 64 keys, lane], up to eight lanes' low bytes lying below their high ones.
+  // The same from the largest logits on. Each lane's weights, times their values' scales, become whole numbers of 16
+  // bits, [plane, lane, key] per 64 keys, up to eight lanes' low bytes lying below their high ones; and a factor.
   template <int kCount>
   void weigh_bytes(int lane, const Seen& seen, __m128 largest, __m128 total) const {
     const float* scales = this->template at<float>(layout_.v_scales);
@@ -252,7 +253,8 @@ class ByRows : public TileWalk<Dot, Cache, ByRows<Dot, Cache>> {
   float* weight_factors() const { return this->template at<float>(layout_.weight_scales); }
 
   void store_codes(int lane, int64_t tile, __m512i code) const {
-    int8_t* high = this->template at<int8_t>(layout_.weights) + tile / 4 * kByteTile + lane * kByteRow + tile % 4 * kKeyTile;
+    int8_t* high = this->template at<int8_t>(layout_.weights) + tile / 4 * kByteTile;
+    high += lane * kByteRow + tile % 4 * kKeyTile;
     int8_t* low = high + (this->planes() == 1 ? kLanes / 2 * kByteRow : kGroup / kByteRow * kByteTile);
     _mm_store_si128(reinterpret_cast<__m128i*>(high), _mm512_cvtepi32_epi8(_mm512_srli_epi32(code, 8)));
     _mm_store_si128(reinterpret_cast<__m128i*>(low), _mm512_cvtepi32_epi8(code));
