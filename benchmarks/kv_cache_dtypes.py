@@ -1,7 +1,8 @@
 """What does a KV cache in int8 save: memory per token, and the time that attention takes?
 
-Attention alone, of all layers one after the other, each with pools of its own as in a model. The dtypes take turns,
-call by call; the fastest call of each is compared, as a shared machine slows others down at random.
+Attention alone, of all layers one after the other, each with pools of its own as in a model; then decoding steps of one
+request in an engine. The dtypes take turns, call by call; the fastest call of each is compared, and the medians, as a
+shared machine slows some down at random.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from harness import describe_machine, format_table, machine_line, write_json
 
+from jaxllm import LLM, SamplingParams
 from jaxllm.kv_cache import KVSpec, allocate_pool, kv_spec
 from jaxllm.loading import open_model, open_source
 from jaxllm.models.config import DecoderConfig
@@ -96,11 +98,38 @@ def measure(config: DecoderConfig, case: Case, calls: int) -> list[Figures]:
             for dtype, found in zip(DTYPES, times, strict=True)]
 
 
+def measure_steps(model: str, context: int, steps: int) -> list[Figures]:
+    """Decoding steps of one request after so many tokens, of engines that take turns."""
+    llms = [LLM(model, dtype="bfloat16", kv_cache_dtype=dtype, max_num_seqs=8, max_model_len=context + steps + 8,
+                speculative_config=None, overlap=False) for dtype in DTYPES]
+    tokens = llms[0].engine.config.vocab_size
+    prompt = np.random.default_rng(0).integers(0, tokens, context).tolist()
+    for llm in llms:
+        llm.engine.add_request(prompt, SamplingParams(temperature=0.0, max_tokens=steps + 4, ignore_eos=True))
+        while not llm.stats().num_generated_tokens:
+            llm.engine.step()
+    times: list[list[float]] = [[] for _ in llms]
+    for _ in range(steps):
+        for llm, found in zip(llms, times, strict=True):
+            start = time.perf_counter()
+            llm.engine.step()
+            found.append(1e3 * (time.perf_counter() - start))
+    return [Figures(f"a step after {context:,}", dtype, min(found), statistics.median(found))
+            for dtype, found in zip(DTYPES, times, strict=True)]
+
+
+def line(plain: Figures, quantized: Figures) -> tuple[str, ...]:
+    """Both dtypes' figures, for a table."""
+    return (plain.case, f"{plain.fastest:.2f}", f"{quantized.fastest:.2f}", f"{quantized.fastest / plain.fastest:.2f}",
+            f"{quantized.median / plain.median:.2f}")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print two tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="SmolLM2-135M-Instruct", help="as for LLM (default: %(default)s)")
     parser.add_argument("--calls", type=int, default=30, help="of each dtype (default: %(default)s)")
+    parser.add_argument("--context", type=int, default=8000, help="of the decoding steps (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     chosen = parser.parse_args(arguments)
     config = open_model(open_source(chosen.model), "bfloat16").model.config
@@ -108,15 +137,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(machine_line(machine))
     nbytes = {dtype: kv_spec(config, jnp.dtype(dtype)).bytes_per_token for dtype in DTYPES}
     print(format_table(("cache", "bytes per token"), [(dtype, f"{size:,}") for dtype, size in nbytes.items()]))
-    figures = []
-    for case in CASES:
-        plain, quantized = measure(config, case, chosen.calls)
-        figures += [plain, quantized]
-        print(format_table(("tokens computed", "bfloat16 ms", "int8 ms", "ratio", "of medians"), [
-            (case.name, f"{plain.fastest:.2f}", f"{quantized.fastest:.2f}", f"{quantized.fastest / plain.fastest:.2f}",
-             f"{quantized.median / plain.median:.2f}")]), flush=True)
+    pairs = [measure(config, case, chosen.calls) for case in CASES]
+    pairs.append(measure_steps(chosen.model, chosen.context, chosen.calls))
+    print(format_table(("tokens computed", "bfloat16 ms", "int8 ms", "ratio", "of medians"),
+                       [line(*pair) for pair in pairs]))
     write_json(chosen.json, {"machine": machine, "bytes_per_token": nbytes,
-                             "figures": [dataclasses.asdict(each) for each in figures]})
+                             "figures": [dataclasses.asdict(each) for pair in pairs for each in pair]})
 
 
 if __name__ == "__main__":

@@ -19,10 +19,11 @@ CASES = (kv_cache_dtypes.Case(3, 33), kv_cache_dtypes.Case(1, 40, 20))
 def test_every_case_is_timed_for_both(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(kv_cache_dtypes, "CASES", CASES)
     report = tmp_path / "report.json"
-    kv_cache_dtypes.main(["--model", str(write_tiny_folder(tmp_path / "tiny")), "--calls", "2", "--json", str(report)])
+    folder = write_tiny_folder(tmp_path / "tiny")
+    kv_cache_dtypes.main(["--model", str(folder), "--calls", "2", "--context", "40", "--json", str(report)])
     found = json.loads(report.read_text())
     assert [(each["case"], each["dtype"]) for each in found["figures"]] == [
-        (case.name, dtype) for case in CASES for dtype in ("bfloat16", "int8")]
+        (name, dtype) for name in (*(case.name for case in CASES), "a step after 40") for dtype in ("bfloat16", "int8")]
     assert all(0 < each["fastest"] <= each["median"] for each in found["figures"])
     assert found["bytes_per_token"]["int8"] < found["bytes_per_token"]["bfloat16"]
     assert "3 x 1 after 32" in capsys.readouterr().out
