@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,9 +14,12 @@ import jax
 
 from jaxllm.checks import check_integer
 from jaxllm.errors import CheckpointError, ParameterError
-from jaxllm.models.model import Model, Params, build_model, nest
+from jaxllm.models.config import DecoderConfig
+from jaxllm.models.description import Description
+from jaxllm.models.model import Model, Params, build_model, describe, nest
 from jaxllm.models.registry import Family, family_of
 from jaxllm.platform import resolve_dtype
+from jaxllm.program_cache.kept import kept
 from jaxllm.runner.buckets import bucket_for
 from jaxllm.runner.keys import Key
 from jaxllm.runner.programs import Programs
@@ -111,16 +115,23 @@ def open_model(source: ModelSource, dtype: Any, *, quantization: str | None = No
     if not has_weights:
         if quantization == "gguf":
             raise ParameterError("quantization", quantization, "None or 'int8' where weights are random")
-        model = build_model(config, resolve_dtype(dtype, jax.default_backend()))
-        return OpenedModel(family, _quantized(model, {}, None, quantization))
+        return OpenedModel(family, _quantized(_described(config, dtype), {}, None, quantization))
     if config.num_layers > len(source.tensors):
         # Before anything is made for each of them: a damaged config can ask for billions.
         raise CheckpointError(f"{source.path} does not fit the model: its config asks for {config.num_layers} layers, "
                               f"and it has {len(source.tensors)} tensors")
-    model = build_model(config, resolve_dtype(dtype, jax.default_backend()))
+    model = _described(config, dtype)
     plan = {path: [Piece(name) for name in names] for path, names in family.weight_map(config).items()}
     check_checkpoint(source, model.specs, plan, family.ignored_tensors(config))
     return OpenedModel(family, _quantized(model, plan, source, quantization))
+
+
+def _described(config: DecoderConfig, dtype: Any) -> Model:
+    """The model of a config; its description may be one that an earlier process has kept, which saves importing Flax."""
+    resolved = resolve_dtype(dtype, jax.default_backend())
+    found = kept("the description of a model", (config, resolved), functools.partial(describe, config, resolved),
+                 write=Description.to_bytes, read=Description.from_bytes)
+    return build_model(config, resolved, found)
 
 
 def _quantized(model: Model, plan: Mapping[str, Sequence[Piece]], source: ModelSource | None, quantization: str | None

@@ -56,7 +56,7 @@ class Entries:
             return None
         value = _unpacked(content)
         if value is None:
-            logger.warning("%s is damaged: it is deleted, and its program compiled again", path)
+            logger.warning("%s is damaged: it is deleted, and made again", path)
             self.delete(name)
             return None
         self._mark_used(path)

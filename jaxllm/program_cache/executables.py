@@ -16,7 +16,7 @@ from jax.experimental import serialize_executable
 
 from jaxllm.program_cache import fingerprint
 from jaxllm.program_cache.entries import Entries
-from jaxllm.program_cache.folder import cache_bytes, cache_folder, folder_of_jax
+from jaxllm.program_cache.folder import folder_of_jax, open_entries
 from jaxllm.program_cache.trust import sources_are_trusted
 
 logger = logging.getLogger("jaxllm")
@@ -57,8 +57,7 @@ class ExecutableCache:
             return self._compiled(title, _in_plain_thread(lower))
         described = None
         if description is not None and sources_are_trusted():
-            described = fingerprint.digest("described", fingerprint.of_machine(), fingerprint.of_sources(),
-                                           *description)
+            described = fingerprint.of_description("program", *description)
             name = entries.get(described)
             found = None if name is None else self._loaded(entries, name.decode())
             if found is not None:
@@ -154,8 +153,7 @@ def _keep(entries: Entries, name: str, compiled: jax.stages.Compiled) -> None:
 
 def open_cache() -> ExecutableCache:
     """The cache in the folder of this process (``cache_folder``)."""
-    folder = cache_folder()
-    return ExecutableCache(None if folder is None else Entries(folder, cache_bytes()))
+    return ExecutableCache(open_entries())
 
 
 def _in_plain_thread(function: Callable[[], jax.stages.Lowered]) -> jax.stages.Lowered:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,6 @@ from jaxllm.config import EngineConfig
 from jaxllm.kv_cache import block_table, pool
 from jaxllm.kv_cache.block_table import BlockTable
 from jaxllm.kv_cache.pool import KVPool
-from jaxllm.models.decoder import StepContext
 from jaxllm.models.model import Leaves, Model, Params
 from jaxllm.runner.batch import StepBatch
 from jaxllm.runner.keys import Key, LayerChunk
@@ -36,6 +35,9 @@ from jaxllm.sampling import (
     vocab_logprobs,
 )
 from pallas_kernels import paged_attention_metadata, positions_and_rows
+
+if TYPE_CHECKING:
+    from jaxllm.models.decoder import StepContext
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,8 +76,8 @@ class StepFunctions:
         attention = paged_attention_metadata(table.blocks[0], batch.query_start, batch.lengths, tokens, size)
         # A slot that has no token (``NO_TOKEN``) fails when the host learns of it; until then any will do.
         token_ids = jnp.where(batch.fed < 0, batch.token_ids, jnp.maximum(newest[batch.fed], 0))
-        step = self.model.step_context(where.positions, slots, attention)
-        return self.model.embed(outer, token_ids), step, batch.sample_rows
+        step = self.model.modules.step_context(where.positions, slots, attention)
+        return self.model.modules.embed(outer, token_ids), step, batch.sample_rows
 
     def layers(self, kind: int, params: Sequence[Leaves], x: Float[Array, "T D"], step: StepContext, cache: KVPool
                ) -> tuple[Float[Array, "T D"], KVPool]:
@@ -83,12 +85,12 @@ class StepFunctions:
         chunk = next(chunk for chunk in self.chunks if chunk.kind == kind)
         nested = [jax.tree.unflatten(tree, leaves)
                   for tree, leaves in zip(self.model.layer_trees[chunk.layers], params, strict=True)]
-        return self.model.run_layers(self.model.layer_graphs[chunk.layers], nested, x, step, cache)
+        return self.model.modules.run_layers(chunk.layers, nested, x, step, cache)
 
     def end(self, outer: Params, x: Float[Array, "T D"], sample_rows: Int[Array, " B"]
             ) -> tuple[Float[Array, "B D"], Float[Array, "T D"]]:
         """The hidden rows to sample from, and all of them."""
-        hidden = self.model.finish(outer, x)
+        hidden = self.model.modules.finish(outer, x)
         return hidden[sample_rows], hidden
 
     def sample(self, variant: Variant, head: Params, state: SamplingState | None, newest: Int[Array, " R"],
