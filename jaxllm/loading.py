@@ -162,11 +162,12 @@ class FirstStep:
 
 
 def first_programs(programs: Programs, step: FirstStep) -> Iterable[Key]:
-    """What a first request needs: a decode, its prompt's step, its sampler."""
+    """What a first request needs: its cache, a decode, its prompt's step, its sampler."""
     smallest, largest = programs.token_buckets[0], programs.token_buckets[-1]
     tokens = bucket_for(programs.token_buckets, min(step.num_tokens, largest))
     keys = [*programs.forward_keys(smallest), *programs.forward_keys(tokens),
-            Key("sample", programs.row_buckets[0], variant_of(step.params)), Key("update_table")]
+            Key("sample", programs.row_buckets[0], variant_of(step.params)), Key("update_table"),
+            Key("allocate_pool")]
     if needs_state(step.params):
         keys.append(Key("set_sampling_slot"))
     return dict.fromkeys(keys)

@@ -7,31 +7,42 @@ import functools
 import mmap
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, DTypeLike
+from jaxtyping import Array
 
 from pallas_kernels.cpu.untouched import untouched
 
 
-def lazy_zeros(shape: tuple[int, ...], dtype: DTypeLike) -> Array:
-    """An array of zeros that XLA owns and may reuse (donation); on Linux CPUs nearly none of it takes memory yet.
+def unfilled(like: Any) -> Any:
+    """Arrays for ``cleared``, in a function that is compiled: zeros, or not filled where ``cleared`` makes them zeros.
 
-    Its pages are given back to the operating system, which puts a page of zeros in the place of each when it is next
-    touched (madvise(2), ``MADV_DONTNEED``). XLA by itself has no array that it does not fill, a second per GiB; the
-    native library has.
+    like: a tree of shapes and dtypes. XLA by itself has no array that it does not fill, a second per GiB; the native
+    library has.
     """
-    release = _release()
-    if release is None or jax.default_backend() != "cpu":
-        return jnp.zeros(shape, dtype)
-    array = untouched(shape, dtype)
-    if array is not None and _release_inside(array, release):
-        return array
-    array = jnp.zeros(shape, dtype).block_until_ready()
-    # Where that is refused (locked memory), the pages stay, and hold zeros as well.
-    _release_inside(array, release)
-    return array
+    found = untouched(like) if _gives_pages_back() else None
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like) if found is None else found
+
+
+def cleared(arrays: Any) -> Any:
+    """The zeros that ``unfilled`` stands for: XLA owns them and may reuse them (donation), and on Linux CPUs nearly
+    none of them takes memory yet.
+
+    Their pages are given back to the operating system, which puts a page of zeros in the place of each when it is next
+    touched (madvise(2), ``MADV_DONTNEED``).
+    """
+    if not _gives_pages_back():
+        return arrays
+    # Where it is refused (locked memory), other arrays are filled.
+    return jax.tree.map(
+        lambda array: array if _release_inside(array, _release()) else jnp.zeros(array.shape, array.dtype),
+        jax.block_until_ready(arrays))
+
+
+def _gives_pages_back() -> bool:
+    return _release() is not None and jax.default_backend() == "cpu"
 
 
 def _release_inside(array: Array, release: Callable[[int, int], bool]) -> bool:

@@ -15,9 +15,10 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jaxllm.models.config import DecoderConfig
-from jaxllm.models.decoder import Decoder, LayerCache, StepContext, run_layer
+from jaxllm.models.decoder import Decoder, run_layer
 from jaxllm.models.description import Description, Params
 from jaxllm.models.layers import rope_tables
+from jaxllm.models.step import LayerCache, StepContext
 from jaxllm.weights.spec import ParamSpec
 
 

@@ -67,8 +67,9 @@ class ExecutableCache:
         if "callback" in text:
             # It holds the address of a Python function of this process.
             return self._compiled(title, lowered)
-        name_of_text = fingerprint.digest("lowered", fingerprint.of_machine(), text, lowered.in_tree,
-                                          lowered.out_tree)
+        trees = lowered.in_tree, lowered.out_tree
+        name_of_text = fingerprint.digest("lowered", fingerprint.of_machine(), text, *trees,
+                                          *map(fingerprint.types_of, trees))
         found = self._loaded(entries, name_of_text)
         if found is None:
             with _JaxHits() as hits:

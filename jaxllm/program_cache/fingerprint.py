@@ -54,6 +54,15 @@ def of_description(*description: object) -> str:
     return digest("described", of_machine(), of_sources(), *description)
 
 
+def types_of(tree: jax.tree_util.PyTreeDef) -> list[str]:
+    """Where the classes of a tree are defined, which is what a kept executable knows them by."""
+    node = tree.node_data()
+    if node is None:
+        return []
+    kind: type = node[0]
+    return [f"{kind.__module__}.{kind.__qualname__}", *(name for child in tree.children() for name in types_of(child))]
+
+
 @functools.cache
 def _unchanging() -> str:
     device = jax.devices()[0]

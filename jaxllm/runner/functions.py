@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,9 @@ from jaxllm.config import EngineConfig
 from jaxllm.kv_cache import block_table, pool
 from jaxllm.kv_cache.block_table import BlockTable
 from jaxllm.kv_cache.pool import KVPool
+from jaxllm.kv_cache.spec import KVSpec
 from jaxllm.models.model import Leaves, Model, Params
+from jaxllm.models.step import StepContext
 from jaxllm.runner.batch import StepBatch
 from jaxllm.runner.keys import Key, LayerChunk
 from jaxllm.sampling import (
@@ -36,15 +38,13 @@ from jaxllm.sampling import (
 )
 from pallas_kernels import paged_attention_metadata, positions_and_rows
 
-if TYPE_CHECKING:
-    from jaxllm.models.decoder import StepContext
-
 
 @dataclasses.dataclass(frozen=True)
 class StepFunctions:
-    """The functions for a model and an engine's sizes. chunks: the runs of layers of ``layer_chunks``."""
+    """The functions for a model, a cache and an engine's sizes. chunks: the runs of layers of ``layer_chunks``."""
 
     model: Model
+    spec: KVSpec
     config: EngineConfig
     chunks: list[LayerChunk]
 
@@ -58,6 +58,8 @@ class StepFunctions:
             "sample": (functools.partial(self.sample, kind), (1,)),
             "prompt_logprobs": (self.prompt_logprobs, ()),
             "vocab_logprobs": (self.vocab_logprobs, ()),
+            "allocate_pool": (functools.partial(
+                pool.unfilled_pool, self.spec, self.config.num_blocks, self.config.block_size), ()),
             "update_table": (block_table.update, (0,)),
             "copy_blocks": (pool.copy_blocks, (0,)),
             "read_blocks": (pool.read_blocks, ()),

@@ -11,7 +11,6 @@ import numpy as np
 
 from jaxllm.config import EngineConfig
 from jaxllm.kv_cache import abstract_pool, block_table
-from jaxllm.kv_cache.spec import KVSpec
 from jaxllm.models.model import Model
 from jaxllm.runner.batch import StepBatch
 from jaxllm.runner.buckets import buckets
@@ -29,20 +28,21 @@ from jaxllm.sampling import RowTable, SamplingRows, SamplingState, SlotRow, Vari
 
 @dataclasses.dataclass(frozen=True)
 class Signatures:
-    """The arguments for a model, an engine's sizes and a cache."""
+    """The arguments for a model, a cache and an engine's sizes."""
 
     functions: StepFunctions
-    spec: KVSpec
 
     def of(self, key: Key) -> tuple[Any, ...]:
         """The arguments of a program, as shapes and dtypes."""
-        model, config = self.functions.model, self.functions.config
+        if key.program == "allocate_pool":
+            return ()
+        model, spec, config = self.functions.model, self.functions.spec, self.functions.config
         rows = config.max_num_seqs
         width, vocab = model.config.hidden_size, model.config.vocab_size
         params = model.abstract_params
         outer, head = model.outer_params(params), model.head_params(params)
-        cache = abstract_pool(self.spec, config.num_blocks, config.block_size)
-        table = jax.eval_shape(lambda: block_table.empty(len(self.spec.groups), rows, config.blocks_per_sequence))
+        cache = abstract_pool(spec, config.num_blocks, config.block_size)
+        table = jax.eval_shape(lambda: block_table.empty(len(spec.groups), rows, config.blocks_per_sequence))
         state = jax.eval_shape(functools.partial(empty_state, model, config))
         words = mask_words(vocab)
         sampled = buckets(rows)[-1]
@@ -76,7 +76,7 @@ class Signatures:
         if key.program == "read_blocks":
             return cache, _ints(SWAP_BLOCKS)
         if key.program == "write_blocks":
-            return cache, _ints(SWAP_BLOCKS), abstract_pool(self.spec, SWAP_BLOCKS, config.block_size)
+            return cache, _ints(SWAP_BLOCKS), abstract_pool(spec, SWAP_BLOCKS, config.block_size)
         line = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape[1:], array.dtype), state)
         return state, _ints(), SlotRow(line.counts, line.flags, line.bias, line.history, line.arguments)
 
