@@ -41,6 +41,7 @@ from jaxllm.loading import (
     read_tokenizer,
     sampling_defaults,
 )
+from jaxllm.memory import give_back_memory
 from jaxllm.outputs import RequestOutput
 from jaxllm.progress import Bar
 from jaxllm.quantities import parse_bytes, parse_gibibytes
@@ -51,7 +52,6 @@ from jaxllm.scoring import Score, Text, score
 from jaxllm.tokenization import Tokenizer
 from jaxllm.tokenization.chat import Message
 from jaxllm.weights import ModelSource
-from jaxllm.weights.files import trim_heap
 from jaxllm.weights.quantization import check_quantization
 
 logger = logging.getLogger("jaxllm")
@@ -195,7 +195,7 @@ class LLM:
             compile_first=lambda programs: first_programs(programs, first_step or FirstStep()),
             stats_log=None if disable_log_stats else StatsLog(),
         )
-        trim_heap()
+        give_back_memory()
         self.model_config = opened.model.config
         self._said: set[str] = set()
 

@@ -127,7 +127,7 @@ def open_model(source: ModelSource, dtype: Any, *, quantization: str | None = No
 
 
 def _described(config: DecoderConfig, dtype: Any) -> Model:
-    """The model of a config; its description may be one that an earlier process has kept, which saves importing Flax."""
+    """The model of a config; an earlier process may have kept its description, which saves importing Flax."""
     resolved = resolve_dtype(dtype, jax.default_backend())
     found = kept("the description of a model", (config, resolved), functools.partial(describe, config, resolved),
                  write=Description.to_bytes, read=Description.from_bytes)

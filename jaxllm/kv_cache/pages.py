@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import mmap
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from jaxllm.memory import page_release
 from pallas_kernels.cpu.untouched import untouched
 
 
@@ -31,18 +30,18 @@ def cleared(arrays: Any) -> Any:
     none of them takes memory yet.
 
     Their pages are given back to the operating system, which puts a page of zeros in the place of each when it is next
-    touched (madvise(2), ``MADV_DONTNEED``).
+    touched.
     """
     if not _gives_pages_back():
         return arrays
     # Where it is refused (locked memory), other arrays are filled.
     return jax.tree.map(
-        lambda array: array if _release_inside(array, _release()) else jnp.zeros(array.shape, array.dtype),
+        lambda array: array if _release_inside(array, page_release()) else jnp.zeros(array.shape, array.dtype),
         jax.block_until_ready(arrays))
 
 
 def _gives_pages_back() -> bool:
-    return _release() is not None and jax.default_backend() == "cpu"
+    return page_release() is not None and jax.default_backend() == "cpu"
 
 
 def _release_inside(array: Array, release: Callable[[int, int], bool]) -> bool:
@@ -56,13 +55,3 @@ def _release_inside(array: Array, release: Callable[[int, int], bool]) -> bool:
     ctypes.memset(start, 0, first - start)
     ctypes.memset(last, 0, end - last)
     return True
-
-
-@functools.cache
-def _release() -> Callable[[int, int], bool] | None:
-    """Gives back the pages of a private mapping, by address and length; ``None`` where they would not be zero after."""
-    if sys.platform != "linux":
-        return None
-    madvise = ctypes.CDLL(None).madvise
-    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    return lambda address, length: madvise(address, length, mmap.MADV_DONTNEED) == 0

@@ -62,6 +62,10 @@ class Entries:
         self._mark_used(path)
         return value
 
+    def has(self, name: str) -> bool:
+        """Whether there is an entry, whole or not."""
+        return self._path(name).exists()
+
     def put(self, name: str, value: bytes) -> None:
         """Write an entry, and delete others as far as there is no room for it."""
         content = _packed(value)

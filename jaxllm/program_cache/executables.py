@@ -81,6 +81,12 @@ class ExecutableCache:
             entries.put(described, name_of_text.encode())
         return found
 
+    def must_compile(self, description: tuple[object, ...] | None) -> bool:
+        """Whether ``get`` is known to find nothing by this description, so that it traces and mostly compiles."""
+        if self._entries is None or description is None or not sources_are_trusted():
+            return False
+        return not self._entries.has(fingerprint.of_description("program", *description))
+
     def _compiled(self, title: str, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
         # A warning is seen where logging is not set up, as in most notebooks.
         watch = threading.Timer(SLOW_SECONDS, logger.warning, ("compiling %s ...", title))

@@ -106,6 +106,10 @@ class Programs:
                                                         self._describe(key))
             return self._executables[key]
 
+    def must_compile(self, key: Key) -> bool:
+        """Whether ``compile`` is known to have to, without trying it."""
+        return self.cache.must_compile(self._describe(key))
+
     def init_state(self) -> SamplingState:
         """An empty sampling state."""
         return empty_state(self.model, self.config)
