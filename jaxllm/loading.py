@@ -169,7 +169,7 @@ def first_programs(programs: Programs, step: FirstStep) -> Iterable[Key]:
             Key("sample", programs.row_buckets[0], variant_of(step.params)), Key("update_table"),
             Key("allocate_pool")]
     if needs_state(step.params):
-        keys.append(Key("set_sampling_slot"))
+        keys += [Key("empty_state"), Key("set_sampling_slot")]
     return dict.fromkeys(keys)
 
 

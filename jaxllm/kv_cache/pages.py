@@ -21,7 +21,7 @@ def unfilled(like: Any) -> Any:
     like: a tree of shapes and dtypes. XLA by itself has no array that it does not fill, a second per GiB; the native
     library has.
     """
-    found = untouched(like) if _gives_pages_back() else None
+    found = None if _release_here() is None else untouched(like)
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like) if found is None else found
 
 
@@ -32,16 +32,17 @@ def cleared(arrays: Any) -> Any:
     Their pages are given back to the operating system, which puts a page of zeros in the place of each when it is next
     touched.
     """
-    if not _gives_pages_back():
+    release = _release_here()
+    if release is None:
         return arrays
     # Where it is refused (locked memory), other arrays are filled.
     return jax.tree.map(
-        lambda array: array if _release_inside(array, page_release()) else jnp.zeros(array.shape, array.dtype),
+        lambda array: array if _release_inside(array, release) else jnp.zeros(array.shape, array.dtype),
         jax.block_until_ready(arrays))
 
 
-def _gives_pages_back() -> bool:
-    return page_release() is not None and jax.default_backend() == "cpu"
+def _release_here() -> Callable[[int, int], bool] | None:
+    return page_release() if jax.default_backend() == "cpu" else None
 
 
 def _release_inside(array: Array, release: Callable[[int, int], bool]) -> bool:

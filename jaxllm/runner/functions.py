@@ -30,6 +30,7 @@ from jaxllm.sampling import (
     TokenLogprobs,
     Variant,
     VocabLogprobs,
+    init_state,
     mask_padded_vocab,
     sample,
     set_slot,
@@ -60,6 +61,7 @@ class StepFunctions:
             "vocab_logprobs": (self.vocab_logprobs, ()),
             "allocate_pool": (functools.partial(
                 pool.unfilled_pool, self.spec, self.config.num_blocks, self.config.block_size), ()),
+            "empty_state": (self.empty_state, ()),
             "update_table": (block_table.update, (0,)),
             "copy_blocks": (pool.copy_blocks, (0,)),
             "read_blocks": (pool.read_blocks, ()),
@@ -102,6 +104,12 @@ class StepFunctions:
         logits = self._logits(head, hidden[:rows.num_rows])
         state, output = sample(logits, rows, state, variant, mask, processors=self._processors)
         return state, newest.at[rows.slot].set(output.token_ids, mode="drop"), output
+
+    def empty_state(self) -> SamplingState:
+        """An empty sampling state."""
+        config = self.config
+        return init_state(config.max_num_seqs, self.model.config.vocab_size, max_length=config.max_model_len,
+                          num_processors=len(config.logits_processors))
 
     def vocab_logprobs(self, head: Params, state: SamplingState, hidden: Float[Array, "T D"],
                        index: Int[Array, " C"], rows: SamplingRows, mask: UInt32[Array, "C W"]) -> VocabLogprobs:

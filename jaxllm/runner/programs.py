@@ -32,7 +32,7 @@ from jaxllm.runner.buckets import buckets
 from jaxllm.runner.functions import StepFunctions
 from jaxllm.runner.host_pool import HostBlocks
 from jaxllm.runner.keys import Key, layer_chunks
-from jaxllm.runner.signatures import Signatures, empty_state
+from jaxllm.runner.signatures import Signatures
 from jaxllm.sampling import SampleOutput, SamplingRows, SamplingState, SlotRow, TokenLogprobs, Variant, VocabLogprobs
 
 
@@ -73,7 +73,7 @@ class Programs:
     def _single_programs(self) -> list[str]:
         """The programs of one size."""
         swap = ["read_blocks", "write_blocks"] if self.config.num_swap_blocks else []
-        return ["allocate_pool", "update_table", "copy_blocks", "set_sampling_slot", *swap]
+        return ["allocate_pool", "update_table", "copy_blocks", "empty_state", "set_sampling_slot", *swap]
 
     @property
     def kinds(self) -> list[int]:
@@ -110,15 +110,15 @@ class Programs:
         """Whether ``compile`` is known to have to, without trying it."""
         return self.cache.must_compile(self._describe(key))
 
-    def init_state(self) -> SamplingState:
-        """An empty sampling state."""
-        return empty_state(self.model, self.config)
-
     # The programs, as the runner calls them.
 
     def allocate_pool(self) -> KVPool:
         """An empty pool, which takes memory as its blocks are first written."""
         return cleared(self._run(Key("allocate_pool")))
+
+    def empty_state(self) -> SamplingState:
+        """An empty sampling state."""
+        return self._run(Key("empty_state"))
 
     def forward(self, outer: Params, layers: Sequence[Leaves], cache: KVPool, table: BlockTable, newest: Array,
                 batch: StepBatch) -> tuple[KVPool, Array, Array]:

@@ -217,7 +217,7 @@ class Runner:
     def _sampling_state(self) -> SamplingState:
         """The sampling state, allocated when a request first needs the full sampler."""
         if self.state is None:
-            self.state = self.programs.init_state()
+            self.state = self.programs.empty_state()
         return self.state
 
     def _prompt_logprobs(self, plan: StepPlan, query_start: Any, hidden: Any) -> Iterator[PromptLogprobs]:
