@@ -6,13 +6,12 @@ import dataclasses
 import functools
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from jaxllm.checks import check_integer
 from jaxllm.errors import CheckpointError, ParameterError
 from jaxllm.models.config import DecoderConfig
 from jaxllm.models.description import Description
@@ -20,10 +19,6 @@ from jaxllm.models.model import Model, Params, build_model, describe, nest
 from jaxllm.models.registry import Family, family_of
 from jaxllm.platform import resolve_dtype
 from jaxllm.program_cache.kept import kept
-from jaxllm.runner.buckets import bucket_for
-from jaxllm.runner.keys import Key
-from jaxllm.runner.programs import Programs
-from jaxllm.sampling import needs_state, variant_of
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.tokenization import Tokenizer, load_tokenizer
 from jaxllm.weights import (
@@ -146,31 +141,6 @@ def load_weights(source: ModelSource, opened: OpenedModel) -> Params:
     config = opened.model.config
     return nest(load_params(
         source, opened.model.specs, opened.family.weight_map(config), ignore=opened.family.ignored_tensors(config)))
-
-
-@dataclasses.dataclass(frozen=True)
-class FirstStep:
-    """What the first step of an engine is expected to compute: how many prompt tokens, sampled how."""
-
-    num_tokens: int = 32
-    params: SamplingParams = dataclasses.field(default_factory=lambda: SamplingParams(temperature=0.0))
-
-    def __post_init__(self) -> None:
-        check_integer("first_step.num_tokens", self.num_tokens, 1)
-        if not isinstance(self.params, SamplingParams):
-            raise ParameterError("first_step.params", self.params, "a SamplingParams")
-
-
-def first_programs(programs: Programs, step: FirstStep) -> Iterable[Key]:
-    """What a first request needs: its cache, a decode, its prompt's step, its sampler."""
-    smallest, largest = programs.token_buckets[0], programs.token_buckets[-1]
-    tokens = bucket_for(programs.token_buckets, min(step.num_tokens, largest))
-    keys = [*programs.forward_keys(smallest), *programs.forward_keys(tokens),
-            Key("sample", programs.row_buckets[0], variant_of(step.params)), Key("update_table"),
-            Key("allocate_pool")]
-    if needs_state(step.params):
-        keys += [Key("empty_state"), Key("set_sampling_slot")]
-    return dict.fromkeys(keys)
 
 
 def stored_generation_config(source: ModelSource, generation_config: Any = "auto") -> Mapping[str, Any]:

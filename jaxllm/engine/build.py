@@ -55,6 +55,7 @@ class EngineSizes:
     max_num_batched_tokens: int | None = None
     block_size: int | None = None
     kv_cache_bytes: int | str | None = None
+    kv_cache_memory_bytes: int | str | None = None
     kv_cache_dtype: Any = "auto"
     gpu_memory_utilization: float = 0.9
     swap_bytes: int = 0
@@ -70,6 +71,17 @@ class EngineSizes:
     def __post_init__(self) -> None:
         # Before a model is looked for: whether it is on depends on the machine, whether it is sound does not.
         read_speculative_config(self.speculative_config, on_host=True)
+        if self.kv_cache_bytes is not None and self.kv_cache_memory_bytes is not None:
+            raise ParameterError("kv_cache_memory_bytes", self.kv_cache_memory_bytes,
+                                 "kv_cache_bytes is the same: give one of them")
+
+    @property
+    def cache_bytes(self) -> int | None:
+        """Bytes of the KV cache, under either name."""
+        for name in ("kv_cache_bytes", "kv_cache_memory_bytes"):
+            if getattr(self, name) is not None:
+                return parse_bytes(name, getattr(self, name))
+        return None
 
 
 def choose_config(model: Model, sizes: EngineSizes, tokenizer: Tokenizer | None = None) -> tuple[EngineConfig, KVSpec]:
@@ -97,7 +109,7 @@ def choose_config(model: Model, sizes: EngineSizes, tokenizer: Tokenizer | None 
         block_size=chosen["block_size"],
         max_num_seqs=chosen["max_num_seqs"],
         max_model_len=_model_length(sizes.max_model_len),
-        kv_cache_bytes=None if sizes.kv_cache_bytes is None else parse_bytes("kv_cache_bytes", sizes.kv_cache_bytes),
+        kv_cache_bytes=sizes.cache_bytes,
         free_bytes=free - model.weight_bytes,
         weight_bytes=model.weight_bytes,
         on_host=on_host,
