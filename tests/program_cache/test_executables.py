@@ -15,11 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
-from support import greedy, prompts, run, tiny_engine
+from support import greedy, prompts, run, tiny_engine, tiny_model
 
+from jaxllm.engine import build
 from jaxllm.program_cache import executables, trust
 from jaxllm.program_cache.entries import Entries
 from jaxllm.program_cache.executables import ExecutableCache
+from jaxllm.runner.keys import Key
 
 TESTS = Path(__file__).parents[1]
 REQUESTS = [(prompt, greedy(4)) for prompt in prompts(3)]
@@ -210,6 +212,38 @@ def test_an_engine_finds_all_its_programs_by_description_and_gives_the_same_bits
     made, found = first._runner.programs, second._runner.programs
     assert made.cache.num_compiled == made.num_executables == found.cache.num_loaded
     assert (found.cache.num_compiled, dict(found.traces)) == (0, {})
+
+
+@pytest.mark.usefixtures("trusted", "folder")
+@pytest.mark.parametrize(("limit", "expected"), [(build.FEW_WEIGHT_BYTES, [True, False]), (0, [False, False])])
+def test_few_weights_wait_for_programs_that_must_be_compiled_and_for_no_others(limit, expected, monkeypatch):
+    model, params = tiny_model()
+    sizes = build.EngineSizes(max_model_len=64, max_num_seqs=2, kv_cache_bytes=1 << 20)
+    keys = [Key("update_table"), Key("begin", 8)]
+    events = []
+    wait = build.futures.wait
+    monkeypatch.setattr(build.futures, "wait", lambda compiling: events.append("wait") or wait(compiling))
+    monkeypatch.setattr(build, "FEW_WEIGHT_BYTES", limit)
+    found = []
+    for _ in range(2):
+        events.clear()
+        build.build_engine(model, lambda: events.append("load") or params, sizes, compile_first=lambda _: keys)
+        assert events[-1] == "load"
+        found.append(events == ["wait", "load"])
+    assert found == expected
+
+
+def test_what_must_be_compiled_is_known_where_sources_are_trusted_alone(entries, monkeypatch):
+    lower, _ = lowering()
+    cache = ExecutableCache(entries)
+    assert not cache.must_compile(("it", 1))
+    monkeypatch.setattr(trust, "_process", trust._Process(sources_trusted=True))
+    assert cache.must_compile(("it", 1))
+    assert not cache.must_compile(None)
+    assert not ExecutableCache(None).must_compile(("it", 1))
+    cache.get("it", lower, ("it", 1))
+    assert not cache.must_compile(("it", 1))
+    assert cache.must_compile(("it", 2))
 
 
 def test_engines_of_other_models_and_sizes_have_other_descriptions():
