@@ -183,8 +183,8 @@ for count in (1, 2):
 
 
 def test_what_came_from_the_cache_of_jax_is_not_kept(tmp_path):
-    # Serialized again, it would lack its functions. In a process of its own: JAX's cache, and what else it remembers, is
-    # one for a whole process, and here nothing before this has used it.
+    # Serialized again, it would lack its functions. In a process of its own: JAX's cache, and what else it remembers,
+    # is one for a whole process, and here nothing before this has used it.
     environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "theirs"),
                    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
                    "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), str(TESTS)])}
