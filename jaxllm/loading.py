@@ -32,7 +32,7 @@ from jaxllm.weights import (
     load_params,
     resolve,
 )
-from jaxllm.weights.quantization import check_quantization, quantized_specs
+from jaxllm.weights.quantization import check_quantization, chosen_quantization, quantized_specs
 from jaxllm.weights.safetensors import read_json
 
 logger = logging.getLogger("jaxllm")
@@ -92,10 +92,14 @@ def read_tokenizer(source: ModelSource, tokenizer: TokenizerChoice = None, revis
 
 @dataclasses.dataclass(frozen=True)
 class OpenedModel:
-    """A checkpoint's model, described and checked against its headers; no weights yet."""
+    """A checkpoint's model, described and checked against its headers; no weights yet.
+
+    quantization: what its matrices are kept as, ``None`` for plain numbers.
+    """
 
     family: Family
     model: Model
+    quantization: str | None
 
 
 def open_model(source: ModelSource, dtype: Any, *, quantization: str | None = None, has_weights: bool = True
@@ -106,13 +110,14 @@ def open_model(source: ModelSource, dtype: Any, *, quantization: str | None = No
     has_weights: whether tensors are wanted of the checkpoint at all.
     """
     check_quantization(quantization, source)
+    quantization = chosen_quantization(quantization, source)
     family = family_of(source.config)
     config = family.decoder_config(source.config)
     if not has_weights:
         if quantization == "gguf":
             raise ParameterError("quantization", quantization, "None or 'int8' where weights are random")
         model = build_model(config, resolve_dtype(dtype, jax.default_backend()))
-        return OpenedModel(family, _quantized(model, {}, None, quantization))
+        return OpenedModel(family, _quantized(model, {}, None, quantization), quantization)
     if config.num_layers > len(source.tensors):
         # Before anything is made for each of them: a damaged config can ask for billions.
         raise CheckpointError(f"{source.path} does not fit the model: its config asks for {config.num_layers} layers, "
@@ -120,7 +125,7 @@ def open_model(source: ModelSource, dtype: Any, *, quantization: str | None = No
     model = build_model(config, resolve_dtype(dtype, jax.default_backend()))
     plan = {path: [Piece(name) for name in names] for path, names in family.weight_map(config).items()}
     check_checkpoint(source, model.specs, plan, family.ignored_tensors(config))
-    return OpenedModel(family, _quantized(model, plan, source, quantization))
+    return OpenedModel(family, _quantized(model, plan, source, quantization), quantization)
 
 
 def _quantized(model: Model, plan: Mapping[str, Sequence[Piece]], source: ModelSource | None, quantization: str | None
