@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ FILE_TYPES = {"Q4_0": 2, "Q4_1": 3, "Q5_0": 8, "Q5_1": 9, "Q8_0": 7, "F16": 1, "
 
 _NUMBERS_AT_ONCE = 1 << 22
 _ARCHITECTURE, _ALIGNMENT, _FILE_TYPE = "general.architecture", "general.alignment", "general.file_type"
+_VERSION = "general.quantization_version"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +72,8 @@ def write_gguf_file(source: ModelSource, target: Path, kind: str, *, overwrite: 
             else:
                 writer.add_key_value(field.name, field.value, field.kind, sub_type=field.element)
         writer.add_file_type(FILE_TYPES[kind])
+        if not any(field.name == _VERSION for field in fields):
+            writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
         for tensor, size in zip(planned, sizes, strict=True):
             writer.add_tensor_info(tensor.name, tensor.row_bytes(gguf), np.dtype(np.uint8), size, tensor.kind)
         try:

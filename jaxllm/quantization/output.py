@@ -57,7 +57,11 @@ def written_whole(target: Path, nbytes: int) -> Iterator[Path]:
         if partial.is_dir() and target.exists():
             old = target.with_name(f"{target.name}.{os.getpid()}.old")
             os.rename(target, old)
-            os.rename(partial, target)
+            try:
+                os.rename(partial, target)
+            except BaseException:
+                os.rename(old, target)
+                raise
             shutil.rmtree(old)
         else:
             os.replace(partial, target)

@@ -16,6 +16,7 @@ import numpy as np
 from jaxllm.weights.safetensors import DTYPES, INDEX
 
 SHARD_BYTES = 5_000_000_000
+"""How large a file may be, unless a single tensor is larger."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,9 +34,9 @@ class NewTensor:
         return math.prod(self.shape) * DTYPES[self.dtype].itemsize
 
 
-def write_shards(folder: Path, tensors: Sequence[NewTensor], shard_bytes: int = SHARD_BYTES) -> None:
+def write_shards(folder: Path, tensors: Sequence[NewTensor]) -> None:
     """Write the tensors as ``model.safetensors``, or as several files with an index where they are larger."""
-    shards = _shards(tensors, shard_bytes)
+    shards = _shards(tensors, SHARD_BYTES)
     if len(shards) == 1:
         _write(folder / "model.safetensors", shards[0])
         return
