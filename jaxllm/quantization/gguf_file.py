@@ -94,10 +94,11 @@ def _of_file(gguf: Any, source: GGUFSource, kind: str) -> tuple[str, list[Field]
     if source.metadata.get("split.count", 1) > 1:
         raise CheckpointError(f"{source.path} is one of several files of a model; merge them first")
     reader = gguf.GGUFReader(source.path)
-    # GGUFWriter adds the rest itself.
     fields = [Field(field.name, field.contents(), field.types[0], field.types[-1] if len(field.types) > 1 else None)
               for field in reader.fields.values()
               if not field.name.startswith("GGUF.") and field.name not in (_ARCHITECTURE, _FILE_TYPE)]
+    # GGUFWriter adds what is left out here by itself, and cannot write lists without an element.
+    fields = [field for field in fields if field.value != []]
     planned = []
     for tensor in reader.tensors:
         shape = tuple(int(size) for size in reversed(tensor.shape))

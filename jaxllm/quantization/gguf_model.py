@@ -134,5 +134,5 @@ def _field(name: str, value: Any) -> Field:
     if isinstance(value, np.ndarray):
         return Field(name, value.tolist(), Kind.ARRAY, {"i": Kind.INT32, "f": Kind.FLOAT32}[value.dtype.kind])
     if isinstance(value, list):
-        return Field(name, value, Kind.ARRAY, kinds[type(value[0])])
+        return Field(name, value, Kind.ARRAY, Kind.STRING)
     return Field(name, value, kinds[type(value)])

@@ -49,6 +49,8 @@ def tokenizer_metadata(source: ModelSource, vocab_size: int) -> dict[str, Any]:
     if model["type"] != "BPE" or any(model.get(key) for key in ("dropout", "continuing_subword_prefix",
                                                                 "end_of_word_suffix")):
         raise UnsupportedModelError(f"{where}: it is {model['type']}; byte-level and SentencePiece BPE can be")
+    if not model["merges"]:
+        raise UnsupportedModelError(f"{where}: it has no merges, and GGUF no empty lists")
     if tokenizer.vocab_size > vocab_size:
         raise UnsupportedModelError(f"{where}: it has {tokenizer.vocab_size} tokens, and the model {vocab_size}")
     metadata = _vocabulary(tokenizer, model, vocab_size) | _special(tokenizer, where)
