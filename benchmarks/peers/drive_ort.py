@@ -14,6 +14,7 @@ import numpy as np
 import onnxruntime_genai as og
 from protocol import THREADS, Requests, serve
 
+
 class OnnxRuntime:
     """``onnxruntime_genai.Generator`` on token ids; each call begins with an empty cache."""
 

@@ -42,5 +42,5 @@ def quantize(
     total = sum(tensor.nbytes for tensor in source.tensors.values())
     with tqdm(total=total, unit="B", unit_scale=True, desc="quantizing", disable=quiet, leave=False) as bar:
         found = quantize(source, target, kind, overwrite=overwrite, progress=bar.update)
-    console.note(f"{target}: {found.changed} matrices in {kind}, {found.kept} tensors as they were, "
+    console.note(f"{target}: {found.changed} matrices in {found.kind}, {found.kept} tensors as they were, "
                  f"{format_bytes(found.bytes_before)} before, {format_bytes(found.bytes_after)} now")

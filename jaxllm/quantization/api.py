@@ -8,11 +8,11 @@ from pathlib import Path
 
 from jaxllm.errors import ParameterError
 from jaxllm.quantization.gguf_file import FILE_TYPES, write_gguf_file
+from jaxllm.quantization.int8_folder import KIND as INT8
 from jaxllm.quantization.int8_folder import write_int8_folder
 from jaxllm.quantization.result import Quantized
 from jaxllm.weights import ModelSource, resolve
 
-INT8 = "int8"
 KINDS = (INT8, *FILE_TYPES)
 """What matrices can be written in."""
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jaxllm.errors import CheckpointError
-from jaxllm.quantization.gguf_model import Field, GGUFModel, ModelTensor, gguf_model
+from jaxllm.quantization.gguf_model import Field, ModelTensor, gguf_model
 from jaxllm.quantization.output import check_target, written_whole
 from jaxllm.quantization.result import Quantized
 from jaxllm.weights.gguf import GGUFSource
@@ -87,7 +87,7 @@ def write_gguf_file(source: ModelSource, target: Path, kind: str, *, overwrite: 
             writer.close()
     changed = sum(tensor.changed for tensor in planned)
     before = sum(tensor.nbytes_before for tensor in planned)
-    return Quantized(changed, len(planned) - changed, before, sum(sizes))
+    return Quantized(kind, changed, len(planned) - changed, before, sum(sizes))
 
 
 def _of_file(gguf: Any, source: GGUFSource, kind: str) -> tuple[str, list[Field], list[_Planned]]:
@@ -134,7 +134,8 @@ def _of_numbers(gguf: Any, source: ModelSource, tensor: ModelTensor, kind: str) 
     def data() -> np.ndarray:
         if len(tensor.shape) < 2:
             return tensor.read(0, 1)
-        return _quantized(gguf, f"{source.path}: {tensor.name}", tensor.read, *tensor.shape, new)
+        rows, columns = tensor.shape
+        return _quantized(gguf, f"{source.path}: {tensor.name}", tensor.read, rows, columns, new)
 
     return _Planned(tensor.name, tensor.shape, new, new != kept, before, data)
 

@@ -72,7 +72,7 @@ def _llama_metadata(config: DecoderConfig, source: ModelSource) -> dict[str, Any
     if config.sliding_window is not None and config.sliding_window < config.max_position_embeddings:
         raise UnsupportedModelError(f"{source.path}: sliding_window={config.sliding_window} cannot be said in a .gguf "
                                     "file of the architecture 'llama', whose attention is full; write it as int8")
-    metadata = {
+    metadata: dict[str, Any] = {
         "block_count": config.num_layers, "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size, "feed_forward_length": config.intermediate_size,
         "attention.head_count": config.num_heads, "attention.head_count_kv": config.num_kv_heads,

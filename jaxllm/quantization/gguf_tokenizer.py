@@ -1,7 +1,7 @@
 """A Hugging Face tokenizer as GGUF metadata, or a reason why it cannot be said there.
 
-What is written is read back and compared with the original on texts that put every kind of character beside every other,
-so that a file either gives the same token ids or is not written.
+What is written is read back and compared with the original, on texts that put every kind of character beside every
+other: a file either gives the same token ids or is not written.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ _CHARACTERS = ("a", "Z", "t", "S", "\u00e9", "\u00df", "\u0416", "\u05d0", "\u0e
                "~", "\u3002", "\u20ac", " ", "\t", "\n", "\r", "\u00a0", "\u3000", "\u200b", "\U0001f600")
 _TEXTS = (
     "Hello world", "  two  spaces ", "\n\n\n", "I'm you'LL he'd IT'S o'clock", "1234567 89 0.5e-3", "a\tb\r\n\r\n c",
-    "\u4f60\u597d\uff0c\u4e16\u754c\u3002 \u3053\u3093\u306b\u3061\u306f", "na\u00efve caf\u00e9 e\u0301 \u2014 \u201cquoted\u201d",
-    "def f(x):\n    return x**2  # !?", "https://example.org/?q=a&b=%20", "\U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001f600\U0001f600",
-    "MixedCASE words WITHnumbers123abc", " " * 40 + "x" * 40, "\u0627\u0644\u0639\u0631\u0628\u064a\u0629 \u0939\u093f\u0928\u094d\u0926\u0940",
+    "\u4f60\u597d\uff0c\u4e16\u754c\u3002 \u3053\u3093\u306b\u3061\u306f",
+    "na\u00efve caf\u00e9 e\u0301 \u2014 \u201cquoted\u201d", "def f(x):\n    return x**2  # !?",
+    "https://example.org/?q=a&b=%20", "\U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001f600\U0001f600",
+    "MixedCASE words WITHnumbers123abc", " " * 40 + "x" * 40,
+    "\u0627\u0644\u0639\u0631\u0628\u064a\u0629 \u0939\u093f\u0928\u094d\u0926\u0940",
 )
 
 
@@ -98,8 +100,8 @@ def _special(tokenizer: Tokenizer, where: str) -> dict[str, Any]:
 
 def _byte_level(tokenizer: Tokenizer, model: Mapping[str, Any], where: str) -> dict[str, Any]:
     if tokenizer.backend.normalizer is not None:
-        raise UnsupportedModelError(f"{where}: it normalizes texts ({tokenizer.backend.normalizer!r:.80}), which GGUF's "
-                                    "byte-level tokenizers do not")
+        raise UnsupportedModelError(f"{where}: it normalizes texts ({tokenizer.backend.normalizer!r:.80}), which "
+                                    "GGUF's byte-level tokenizers do not")
     return {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": _joined_merges(model, where),
             "tokenizer.ggml.pre": _pre_tokenizer_name(tokenizer.backend, bool(model.get("ignore_merges")), where)}
 
@@ -138,7 +140,7 @@ def _some_triples() -> Iterable[str]:
 
 def _sentencepiece(tokenizer: Tokenizer, model: Mapping[str, Any], tokens: Sequence[str], where: str
                    ) -> dict[str, Any]:
-    """Scores that rank tokens as the merges do. The order of merges is all that BPE takes from SentencePiece's scores."""
+    """Scores that rank tokens as the merges do: their order is all that BPE takes from SentencePiece's scores."""
     pairs = [tuple(merge.split(" ", 1)) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]]
     ranks: dict[str, int] = {}
     for left, right in pairs:
@@ -182,7 +184,8 @@ def _check_same(written: Tokenizer, original: Tokenizer, where: str) -> None:
              *map("".join, itertools.product(_CHARACTERS, repeat=2))]
     for text, ours, theirs in zip(texts, written.encode_batch(texts), original.encode_batch(texts), strict=True):
         if ours != theirs:
-            raise UnsupportedModelError(f"{where}: {text!r:.60} would become the tokens {ours!r:.80}, not {theirs!r:.80}")
+            raise UnsupportedModelError(f"{where}: {text!r:.60} would become the tokens {ours!r:.80}, not "
+                                        f"{theirs!r:.80}")
     for index in range(original.vocab_size):
         if index not in original.unused_token_ids and written.token_bytes(index) != original.token_bytes(index):
             raise UnsupportedModelError(f"{where}: token {index} would be {written.token_bytes(index)!r}, not "

@@ -1,8 +1,8 @@
 """A model as a Hugging Face folder whose matrices are in int8, in the ``compressed-tensors`` format.
 
 The format is the one that vLLM and transformers read for weights of 8 bits beside activations of 16 ("W8A16"):
-"pack-quantized", channel-wise, symmetric (``jaxllm.weights.compressed_tensors``). As they expect, embedding and head stay
-plain. The numbers are those of ``quantization="int8"``, which quantizes the embedding and head while they are loaded.
+"pack-quantized", channel-wise, symmetric (``jaxllm.weights.compressed_tensors``). As they expect, embedding and head
+stay plain. The numbers are those of ``quantization="int8"``, which quantizes these two while they are loaded.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ REPLACEABLE = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.tikt
                "LICENSE*", "NOTICE*", "README.md")
 """Names in a folder that ``overwrite`` replaces."""
 
+KIND = "int8"
 _ELEMENTS_AT_ONCE = 1 << 20
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -61,7 +62,7 @@ def write_int8_folder(source: ModelSource, target: Path, *, overwrite: bool = Fa
             (folder / file).write_bytes(content)
         write_shards(folder, tensors)
     before = sum(source.tensors[name].nbytes for name in names)
-    return Quantized(len(matrices), len(names) - len(matrices), before, total)
+    return Quantized(KIND, len(matrices), len(names) - len(matrices), before, total)
 
 
 class _Int8Matrix:

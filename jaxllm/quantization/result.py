@@ -7,8 +7,9 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Quantized:
-    """Matrices that were written in the new type, tensors that are as they were, and the bytes of all tensors."""
+    """The new type, the matrices that were written in it, tensors that are as they were, and the bytes of all."""
 
+    kind: str
     changed: int
     kept: int
     bytes_before: int

@@ -10,7 +10,7 @@ import numpy as np
 from jaxllm.errors import UnsupportedModelError
 from jaxllm.models.config import RopeConfig
 
-_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+_LOW, _HIGH, _ORIGINAL = 1.0, 4.0, 8192  # what all models with this scaling have
 
 
 def with_rope_scaling(config: Mapping[str, Any], where: object) -> dict[str, Any]:
@@ -23,15 +23,16 @@ def with_rope_scaling(config: Mapping[str, Any], where: object) -> dict[str, Any
     if divisors is None:
         return changed
     # The longest wavelengths are divided by all of the factor.
-    scaling = {"rope_type": "llama3", "factor": float(max(divisors)), **_LLAMA3}
-    rope = RopeConfig(theta=config["rope_theta"], kind="llama3", factor=scaling["factor"],
-                      low_freq_factor=scaling["low_freq_factor"], high_freq_factor=scaling["high_freq_factor"],
-                      original_max_position=scaling["original_max_position_embeddings"])
+    factor = float(max(divisors))
+    rope = RopeConfig(theta=config["rope_theta"], kind="llama3", factor=factor, low_freq_factor=_LOW,
+                      high_freq_factor=_HIGH, original_max_position=_ORIGINAL)
     found = frequency_divisors(rope, 2 * len(divisors))
     if not np.allclose(found, divisors, rtol=1e-5):
-        raise UnsupportedModelError(f"{where}: its rope_freqs.weight is not Llama 3's scaling, and a config.json cannot "
-                                    "say other divisors of frequencies; write a .gguf file instead")
-    return changed | {"rope_scaling": scaling}
+        raise UnsupportedModelError(f"{where}: its rope_freqs.weight is not Llama 3's scaling, and a config.json "
+                                    "cannot say other divisors of frequencies; write a .gguf file instead")
+    return changed | {"rope_scaling": {
+        "rope_type": "llama3", "factor": factor, "low_freq_factor": _LOW, "high_freq_factor": _HIGH,
+        "original_max_position_embeddings": _ORIGINAL}}
 
 
 def frequency_divisors(rope: RopeConfig, head_dim: int) -> np.ndarray:

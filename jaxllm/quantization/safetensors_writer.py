@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -40,7 +41,7 @@ def write_shards(folder: Path, tensors: Sequence[NewTensor]) -> None:
     if len(shards) == 1:
         _write(folder / "model.safetensors", shards[0])
         return
-    placed = {}
+    placed: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         _write(folder / name, shard)
@@ -64,7 +65,8 @@ def _shards(tensors: Sequence[NewTensor], most: int) -> list[list[NewTensor]]:
 def _write(path: Path, tensors: Sequence[NewTensor]) -> None:
     # Those of the largest elements first, as the reference does, so that each is aligned.
     ordered = sorted(tensors, key=lambda tensor: -DTYPES[tensor.dtype].itemsize)
-    header, at = {"__metadata__": {"format": "pt"}}, 0
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    at = 0
     for tensor in ordered:
         header[tensor.name] = {"dtype": tensor.dtype, "shape": list(tensor.shape),
                                "data_offsets": [at, at + tensor.nbytes]}

@@ -100,8 +100,8 @@ class CompressedTensorsSource(SafetensorsSource):
             if factors is None or factors.info.shape not in ((shape[0], 1), (shape[0],)) \
                     or factors.info.dtype not in ("F32", "F16", "BF16"):
                 found = "none" if factors is None else f"{factors.info.dtype} {list(factors.info.shape)}"
-                raise CheckpointError(f"{self.path}: {name!r} needs {module + '.weight_scale'!r}, floating-point numbers "
-                                      f"of shape {[shape[0], 1]}; there is {found}")
+                raise CheckpointError(f"{self.path}: {name!r} needs {module + '.weight_scale'!r}, floating-point "
+                                      f"numbers of shape {[shape[0], 1]}; there is {found}")
             nbytes = codes.info.nbytes + factors.info.nbytes
             yield f"{module}.weight", (TensorInfo(shape, INT8, nbytes), codes, factors)
 
@@ -169,8 +169,8 @@ def _check(found: Any, where: str) -> None:
         if isinstance(group, list) and str(name).upper() in _PRESETS:
             group = _PRESETS[str(name).upper()]
         if not isinstance(group, Mapping) or not isinstance(group.get("weights"), Mapping):
-            raise UnsupportedModelError(f"{place} is {group!r:.200}, which is not supported: an object with weights, or "
-                                        f"one of the names {', '.join(_PRESETS)}, is")
+            raise UnsupportedModelError(f"{place} is {group!r:.200}, which is not supported: an object with weights, "
+                                        f"or one of the names {', '.join(_PRESETS)}, is")
         for key in _NOTHING_ELSE:
             if group.get(key) is not None:
                 _refuse(group, key, "null (weights alone)", place)

@@ -12,7 +12,6 @@ from jaxllm.errors import CheckpointError, ParameterError
 from jaxllm.quantization.gguf_file import FILE_TYPES, write_gguf_file
 from jaxllm.weights.gguf import GGUFSource
 
-
 ADDED = ("general.file_type", "general.quantization_version")
 
 

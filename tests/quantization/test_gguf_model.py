@@ -6,8 +6,8 @@ from __future__ import annotations
 import gguf
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
 from quantization.small_tokenizers import byte_level
+from safetensors.numpy import load_file, save_file
 from tiny_folder import CONFIG, write_tiny_folder
 from weights.checkpoint_files import GGUF_NAMES, permute_rows
 
@@ -98,7 +98,7 @@ def test_rotary_scaling_means_the_same(tmp_path, scaling):
 
 def test_a_window_that_the_architecture_cannot_say_is_refused(tmp_path):
     source = folder(tmp_path, architectures=["MistralForCausalLM"], sliding_window=128)
-    with pytest.raises(UnsupportedModelError, match="sliding_window=128 cannot be said in a .gguf file"):
+    with pytest.raises(UnsupportedModelError, match=r"sliding_window=128 cannot be said in a \.gguf file"):
         write_gguf_file(source, tmp_path / "new.gguf", "Q8_0")
     assert not (tmp_path / "new.gguf").exists()
     gguf_model(folder(tmp_path / "far", sliding_window=CONFIG["max_position_embeddings"]))
@@ -125,6 +125,6 @@ def test_the_tokenizer_comes_along(tmp_path):
 
 def test_values_beyond_float16_are_named(tmp_path):
     source = folder(tmp_path, scale=1e6)
-    with pytest.raises(CheckpointError, match=r"token_embd\.weight has values beyond float16's range; write it as BF16"):
+    with pytest.raises(CheckpointError, match=r"token_embd\.weight has values beyond float16's range; write .* BF16"):
         write_gguf_file(source, tmp_path / "new.gguf", "F16")
     assert not (tmp_path / "new.gguf").exists()

@@ -189,6 +189,7 @@ def test_llama_3_s_rotary_scaling_is_recognized_and_other_divisors_are_refused(t
     rope, expected = (open_model(source, "float32").model.config.rope.inverse_frequencies(32)
                       for source in (written, original))
     np.testing.assert_allclose(rope, expected, rtol=1e-6)
-    path, _ = write_llama_gguf(tmp_path / "odd.gguf", extra={"rope_freqs.weight": np.linspace(1, 8, 16, dtype=np.float32)})
+    divisors = np.linspace(1, 8, 16, dtype=np.float32)
+    path, _ = write_llama_gguf(tmp_path / "odd.gguf", extra={"rope_freqs.weight": divisors})
     with pytest.raises(UnsupportedModelError, match=r"rope_freqs\.weight is not Llama 3's scaling"):
         write_int8_folder(GGUFSource(path), tmp_path / "odd")

@@ -21,14 +21,19 @@ def write_folder(path, content):
     (path / "model.safetensors").write_text(content)
 
 
+def fail_half_way(target, what, error):
+    with written_whole(target, 10) as partial:
+        partial.write_text("half") if what == "file" else write_folder(partial, "half")
+        raise error
+
+
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "broken"), ValueError("wrong"), KeyboardInterrupt()])
 @pytest.mark.parametrize("what", ["file", "folder"])
 def test_what_ends_early_leaves_the_old_and_nothing_else(tmp_path, error, what):
     target = tmp_path / "there"
     target.write_text("old") if what == "file" else write_folder(target, "old")
-    with pytest.raises(type(error)), written_whole(target, 10) as partial:
-        partial.write_text("half") if what == "file" else write_folder(partial, "half")
-        raise error
+    with pytest.raises(type(error)):
+        fail_half_way(target, what, error)
     assert names(tmp_path) == ["there"]
     assert (target if what == "file" else target / "model.safetensors").read_text() == "old"
 
@@ -71,10 +76,8 @@ def test_too_little_room_is_said_before_anything_is_written(tmp_path):
 
 
 def test_room_that_ends_meanwhile_is_told(tmp_path):
-    with pytest.raises(CapacityError, match=r"new: no room for its 10 bytes in .*: No space left"), \
-            written_whole(tmp_path / "new", 10) as partial:
-        partial.write_text("half")
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with pytest.raises(CapacityError, match=r"new: no room for its 10 bytes in .*: No space left"):
+        fail_half_way(tmp_path / "new", "file", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     assert not names(tmp_path)
 
 
