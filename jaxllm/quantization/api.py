@@ -46,7 +46,7 @@ def quantize(
         raise ParameterError("to", to, " or ".join(KINDS))
     if not isinstance(target, str | os.PathLike) or not os.fspath(target):
         raise ParameterError("target", target, "the path of a folder for int8, or of a .gguf file for other kinds")
-    kind, path = kinds[to.lower()], Path(target)
+    kind, path = kinds[to.lower()], Path(target).expanduser()
     if (path.suffix.lower() == ".gguf") == (kind == INT8):
         raise ParameterError("target", str(path), "a folder, as int8 is no type of .gguf files" if kind == INT8 else
                              f"a name that ends in .gguf for {kind}")

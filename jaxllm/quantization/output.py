@@ -12,7 +12,7 @@ from pathlib import Path
 
 from jaxllm.errors import CapacityError, ParameterError
 
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None)  # NumPy's tofile gives no number
 
 
 def check_target(target: Path, sources: Iterable[Path], *, overwrite: bool, replaceable: Iterable[str] | None = None
@@ -68,8 +68,8 @@ def written_whole(target: Path, nbytes: int) -> Iterator[Path]:
     except OSError as error:
         if error.errno not in _NO_SPACE:
             raise
-        raise CapacityError(f"{target}: no room for its {nbytes:,} bytes in {target.parent}: {error.strerror}"
-                            ) from error
+        raise CapacityError(f"{target}: no room for its {nbytes:,} bytes in {target.parent}: "
+                            f"{error.strerror or error}") from error
     finally:
         if partial.is_dir():
             shutil.rmtree(partial)

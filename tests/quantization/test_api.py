@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 
@@ -10,7 +11,7 @@ from tiny_folder import write_tiny_folder
 from weights.quantized_llama import write_mixture
 
 import jaxllm
-from jaxllm.errors import ParameterError
+from jaxllm.errors import CapacityError, ParameterError
 from jaxllm.quantization import KINDS
 from jaxllm.weights import CompressedTensorsSource, GGUFSource, SafetensorsSource, resolve
 
@@ -56,3 +57,23 @@ def test_the_kinds_are_those_that_the_command_line_lists():
 def test_importing_jaxllm_does_not_import_it():
     code = "import sys, jaxllm; sys.exit('jaxllm.quantization' in sys.modules or 'jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.fixture
+def small_files():
+    """The system refuses to let a file of this process grow beyond some bytes, as a full disk does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize(("target", "to"), [("new", "int8"), ("new.gguf", "Q8_0")])
+def test_a_disk_that_is_full_leaves_what_was_there(tmp_path, request, target, to):
+    source = write_mixture(tmp_path / "mixture.gguf")
+    jaxllm.quantize(source, tmp_path / target, to)
+    files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    request.getfixturevalue("small_files")
+    with pytest.raises(CapacityError, match=r"no room for its [\d,]+ bytes"):
+        jaxllm.quantize(source, tmp_path / target, to, overwrite=True)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == files
