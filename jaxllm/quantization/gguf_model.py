@@ -58,14 +58,15 @@ def gguf_model(source: ModelSource) -> GGUFModel:
     """Describe the file. Raises ``UnsupportedModelError`` where GGUF, or a reader of it, would not mean the same."""
     opened = open_model(source, "float32", quantization="none")
     config, family = opened.model.config, opened.family.name
-    if family not in _METADATA:
+    if family not in _ARCHITECTURES:
         raise UnsupportedModelError(f"{source.path}: models of the family {family!r} cannot be written as .gguf files; "
-                                    f"those of {', '.join(sorted(_METADATA))} can, and any can be written as int8")
+                                    f"those of {', '.join(sorted(_ARCHITECTURES))} can, and any can be written as int8")
+    architecture = _ARCHITECTURES[family]
     names = [name for names in opened.family.weight_map(config).values() for name in names]
-    metadata = {"general.type": "model", "general.name": source.name, **_METADATA[family](config, source),
+    metadata = {"general.type": "model", "general.name": source.name, **_METADATA[architecture](config, source),
                 **tokenizer_metadata(source, config.vocab_size)}
-    tensors = list(_tensors(source, names, ARCHITECTURES[family], config))
-    return GGUFModel(family, [_field(name, value) for name, value in metadata.items()], tensors)
+    tensors = list(_tensors(source, names, ARCHITECTURES[architecture], config))
+    return GGUFModel(architecture, [_field(name, value) for name, value in metadata.items()], tensors)
 
 
 def _llama_metadata(config: DecoderConfig, source: ModelSource) -> dict[str, Any]:
@@ -86,7 +87,9 @@ def _llama_metadata(config: DecoderConfig, source: ModelSource) -> dict[str, Any
 
 
 _METADATA: dict[str, Callable[[DecoderConfig, ModelSource], dict[str, Any]]] = {"llama": _llama_metadata}
-"""By family, which is the architecture's name too."""
+"""By GGUF architecture."""
+_ARCHITECTURES = {"llama": "llama", "mistral": "llama"}
+"""By family."""
 
 
 def _tensors(source: ModelSource, names: list[str], architecture: Architecture, config: DecoderConfig
