@@ -33,7 +33,7 @@ class Choice:
 
 CHOICES = (Choice("float32"), Choice("bfloat16"), Choice("bfloat16", "gguf"), Choice("bfloat16", "int8"),
            Choice("float32", "int8"), Choice("bfloat16", "int8", "int8"),
-           *(Choice("bfloat16", "gguf", kind) for kind in ("Q8_0", "Q4_1", "Q4_0")))
+           *(Choice("bfloat16", "gguf", kind) for kind in ("Q8_0", "Q4_1", "Q4_K", "Q4_0")))
 """The reference first."""
 
 

@@ -18,7 +18,7 @@ def quantize(
         metavar="OUT", show_default=False, help="The folder to write for int8, else the .gguf file.")],
     kind: Annotated[str, typer.Option(
         "--to", show_default=False,
-        help="Type of the matrices: int8, or of a .gguf file's Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, F16 or BF16.")],
+        help="Type of the matrices: int8, or of a .gguf file's Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, F16 or BF16.")],
     revision: Annotated[str | None, typer.Option(
         "--revision", show_default=False, help="Branch, tag or commit of a hub model.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it is there.")] = False,
@@ -29,8 +29,8 @@ def quantize(
 
     From the least quantized checkpoint that there is: what was lost before does not come back. int8 is a folder in the
     compressed-tensors format, which vLLM and transformers read as well; jaxllm computes with it as with --quantization
-    int8 of the model that it was made from. Others are .gguf files, whose Q4_0, Q4_1 and Q8_0 --quantization gguf
-    computes with. OUT is there when it is complete, or not at all.
+    int8 of the model that it was made from. Others are .gguf files, whose Q4_0, Q4_1, Q8_0 and Q4_K --quantization
+    gguf computes with. OUT is there when it is complete, or not at all.
     """
     console.set_up(quiet=quiet, debug=debug)
     from tqdm import tqdm

@@ -1,4 +1,4 @@
-"""A model as a ``.gguf`` file, its matrices in one of GGUF's types, quantized by the ``gguf`` package."""
+"""A model as a ``.gguf`` file, its matrices in one of GGUF's types, quantized by the ``gguf`` package, Q4_K here."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ import numpy as np
 from jaxllm.errors import CheckpointError
 from jaxllm.quantization.gguf_model import Field, ModelTensor, gguf_model
 from jaxllm.quantization.output import check_target, written_whole
+from jaxllm.quantization.q4_k import quantize_q4_k
 from jaxllm.quantization.result import Quantized
 from jaxllm.weights.gguf import GGUFSource
 from jaxllm.weights.source import ModelSource
 
-FILE_TYPES = {"Q4_0": 2, "Q4_1": 3, "Q5_0": 8, "Q5_1": 9, "Q8_0": 7, "F16": 1, "BF16": 32}
+FILE_TYPES = {"Q4_0": 2, "Q4_1": 3, "Q5_0": 8, "Q5_1": 9, "Q8_0": 7, "Q4_K": 14, "F16": 1, "BF16": 32}
 """What matrices can be written in, and how a file that consists of them is called in it (``general.file_type``)."""
 
 _NUMBERS_AT_ONCE = 1 << 22
@@ -160,5 +161,6 @@ def _quantized(gguf: Any, where: str, numbers: Callable[[int, int], np.ndarray],
             raise CheckpointError(f"{where} has values that are infinite or no numbers")
         if new.name == "F16" and np.abs(values).max(initial=0) > np.finfo(np.float16).max:
             raise CheckpointError(f"{where} has values beyond float16's range; write it as BF16")
-        result[start:stop] = gguf.quantize(values, new).view(np.uint8).reshape(stop - start, row_bytes)
+        stored = quantize_q4_k(values) if new.name == "Q4_K" else gguf.quantize(values, new).view(np.uint8)
+        result[start:stop] = stored.reshape(stop - start, row_bytes)
     return result
