@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import onnxruntime_genai as og
-from protocol import Requests, serve
+from protocol import THREADS, Requests, serve
 
 
 class OnnxRuntime:
@@ -20,9 +20,10 @@ class OnnxRuntime:
 
     def __init__(self, options: dict[str, Any]) -> None:
         config = og.Config(options["model"])
-        # Without ids that end a sequence, nothing ends a generation before its length. Threads are, by default, one
-        # pinned to each core; asking for as many gives some that are not pinned, and slower.
-        config.overlay(json.dumps({"model": {"eos_token_id": []}}))
+        # Without ids that end a sequence, nothing ends a generation before its length. Left to itself it takes fewer
+        # threads than there are cores.
+        session = {"decoder": {"session_options": {"intra_op_num_threads": THREADS}}}
+        config.overlay(json.dumps({"model": {"eos_token_id": [], **session}}))
         self._model = og.Model(config)
         self.version = f"onnxruntime-genai {og.__version__}"
 
