@@ -54,9 +54,10 @@ class LLM:
     dtype: of weights and activations: "bfloat16", "float16" ("half"), "float32" ("float") or "auto", which takes
         bfloat16 where the hardware multiplies it natively. Norms, softmax, rotary tables, logits and sampling are
         float32 always.
-    quantization: ``None`` decodes quantized checkpoints on loading; "gguf" keeps matrices as a ``.gguf`` file stores
-        them and computes with their blocks, for the same outputs from less memory; "int8" makes 8-bit matrices of any
-        checkpoint while it is loaded, each row with a factor of its own, and computes with activations of 16 bits.
+    quantization: "none" decodes quantized matrices on loading; "gguf" keeps them as a ``.gguf`` file stores them and
+        computes with their blocks, for the same outputs from less memory; "int8" makes 8-bit matrices of any checkpoint
+        while it is loaded, each row with a factor of its own, and computes with activations of 16 bits. ``None`` is
+        "int8" for checkpoints that are stored so (``jaxllm.quantize`` writes them), "none" for others.
     seed: what the seeds of requests without one derive from, together with their order of arrival: the same calls then
         give the same outputs in every run. ``None`` draws them from the operating system.
     max_model_len: the most tokens of a prompt and its output, also as "8k" (8,000) or "8K" (8,192); ``None``, "auto"

@@ -31,7 +31,7 @@ from jaxllm.weights import (
     load_params,
     resolve,
 )
-from jaxllm.weights.quantization import check_quantization, quantized_specs
+from jaxllm.weights.quantization import check_quantization, chosen_quantization, quantized_specs
 from jaxllm.weights.safetensors import read_json
 
 logger = logging.getLogger("jaxllm")
@@ -91,10 +91,14 @@ def read_tokenizer(source: ModelSource, tokenizer: TokenizerChoice = None, revis
 
 @dataclasses.dataclass(frozen=True)
 class OpenedModel:
-    """A checkpoint's model, described and checked against its headers; no weights yet."""
+    """A checkpoint's model, described and checked against its headers; no weights yet.
+
+    quantization: what its matrices are kept as, ``None`` for plain numbers.
+    """
 
     family: Family
     model: Model
+    quantization: str | None
 
 
 def open_model(source: ModelSource, dtype: Any, *, quantization: str | None = None, has_weights: bool = True
@@ -105,12 +109,13 @@ def open_model(source: ModelSource, dtype: Any, *, quantization: str | None = No
     has_weights: whether tensors are wanted of the checkpoint at all.
     """
     check_quantization(quantization, source)
+    quantization = chosen_quantization(quantization, source)
     family = family_of(source.config)
     config = family.decoder_config(source.config)
     if not has_weights:
         if quantization == "gguf":
             raise ParameterError("quantization", quantization, "None or 'int8' where weights are random")
-        return OpenedModel(family, _quantized(_described(config, dtype), {}, None, quantization))
+        return OpenedModel(family, _quantized(_described(config, dtype), {}, None, quantization), quantization)
     if config.num_layers > len(source.tensors):
         # Before anything is made for each of them: a damaged config can ask for billions.
         raise CheckpointError(f"{source.path} does not fit the model: its config asks for {config.num_layers} layers, "
@@ -118,7 +123,7 @@ def open_model(source: ModelSource, dtype: Any, *, quantization: str | None = No
     model = _described(config, dtype)
     plan = {path: [Piece(name) for name in names] for path, names in family.weight_map(config).items()}
     check_checkpoint(source, model.specs, plan, family.ignored_tensors(config))
-    return OpenedModel(family, _quantized(model, plan, source, quantization))
+    return OpenedModel(family, _quantized(model, plan, source, quantization), quantization)
 
 
 def _described(config: DecoderConfig, dtype: Any) -> Model:
