@@ -59,8 +59,9 @@ void quantize_tokens(ffi::ThreadPool& pool, Matmul& m, uint8_t* codes) {
   float* scale = reinterpret_cast<float*>(codes + code_bytes(m));
   const uint16_t* x = m.x;
   const int64_t inputs = m.inputs, tokens = m.tokens;
+  const auto quantize_rows = PALLAS_KERNELS_CHOSEN(quantize_rows);
   parallel_for(pool, divide(tokens, kRowsPerBlock), [&](int64_t i) {
-    quantize_rows_avx512(x, inputs, i * kRowsPerBlock, std::min((i + 1) * kRowsPerBlock, tokens), codes, scale);
+    quantize_rows(x, inputs, i * kRowsPerBlock, std::min((i + 1) * kRowsPerBlock, tokens), codes, scale);
   });
   m.x = reinterpret_cast<const uint16_t*>(codes), m.inputs /= 2, m.x_scale = scale;
 }
@@ -83,7 +84,7 @@ ffi::Error compute(const Call& call, Matmul m) {
     return call.invalid(call.gated ? "y must be bfloat16" : "y must be bfloat16 or float32");
   if (instruction_set() == InstructionSet::kNone)
     return ffi::Error(ffi::ErrorCode::kUnimplemented,
-                      std::string(call.name) + ": this processor has no bfloat16 dot products");
+                      std::string(call.name) + ": this processor has none of the instruction sets");
   m.x = reinterpret_cast<const uint16_t*>(call.x.typed_data());
   m.y = call.y.untyped_data(), m.y_is_float32 = type == ffi::F32, m.gated = call.gated;
   m.tokens = call.x.dimensions()[0], m.inputs = call.x.dimensions()[1], m.outputs = call.y.dimensions()[1];
@@ -103,8 +104,9 @@ ffi::Error compute(const Call& call, Matmul m) {
     with_tiles(call.pool, m, workspace + quantized_bytes);
   } else {
     constexpr int64_t kOutputs = 64;
+    const auto matmul_rows = PALLAS_KERNELS_CHOSEN(matmul_rows);
     parallel_for(call.pool, divide(m.outputs, kOutputs), [&](int64_t i) {
-      matmul_avx512(m, i * kOutputs, std::min((i + 1) * kOutputs, m.outputs));
+      matmul_rows(m, i * kOutputs, std::min((i + 1) * kOutputs, m.outputs));
     });
   }
   return ffi::Error::Success();
