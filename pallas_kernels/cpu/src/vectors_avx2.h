@@ -22,6 +22,8 @@ inline Floats to_floats(Ints x) { return _mm256_cvtepi32_ps(x); }
 inline Floats chosen(Ints mask, Floats yes, Floats no) {
   return _mm256_blendv_ps(no, yes, _mm256_castsi256_ps(mask));
 }
+// Reads no others.
+inline Floats load_chosen(Ints mask, const float* p) { return _mm256_maskload_ps(p, mask); }
 inline unsigned signs(Ints mask) { return static_cast<unsigned>(_mm256_movemask_ps(_mm256_castsi256_ps(mask))); }
 
 inline Ints interleave_low_16(Ints a, Ints b) { return _mm256_unpacklo_epi16(a, b); }

@@ -139,15 +139,15 @@ inline __m512i _mm512_load_si512(const void* p) { return _mm512_loadu_si512(p); 
 inline void _mm512_store_ps(void* p, __m512 x) { _mm512_storeu_ps(p, x); }
 inline void _mm512_store_si512(void* p, __m512i x) { _mm512_storeu_si512(p, x); }
 
-// Masks of loads and stores have their first bits set, up to some number.
-inline __m512 _mm512_mask_loadu_ps(__m512 others, unsigned mask, const float* p) {
-  if (mask == 0xffff) return _mm512_loadu_ps(p);
-  std::memcpy(&others, p, static_cast<size_t>(__builtin_popcount(mask)) * sizeof(float));
-  return others;
+inline __m512 _mm512_mask_loadu_ps(const __m512& others, const __mmask16& mask, const float* p) {
+  return each_number<__m512>([&](int i) {
+    return chosen(mask.part[i], load_chosen(mask.part[i], p + i * kPartLanes), others.part[i]);
+  });
 }
-inline __m512 _mm512_maskz_loadu_ps(unsigned mask, const float* p) {
+inline __m512 _mm512_maskz_loadu_ps(const __mmask16& mask, const float* p) {
   return _mm512_mask_loadu_ps(_mm512_setzero_ps(), mask, p);
 }
+// Masks of 16-bit numbers have their first bits set, up to some number.
 inline __m512i _mm512_maskz_loadu_epi16(uint32_t mask, const uint16_t* p) {
   if (mask == 0xffffffff) return _mm512_loadu_si512(p);
   __m512i x = _mm512_setzero_si512();
