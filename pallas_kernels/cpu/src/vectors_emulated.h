@@ -253,12 +253,13 @@ inline __m512i _mm512_mask_add_epi64(__m512i others, unsigned mask, __m512i a, _
   });
 }
 
-// x - floor(x), the only reduction asked for; of a NaN 0, as _mm512_scalef_ps makes a NaN of it again.
+// x - floor(x), rounded down, the only reduction asked for. Of a NaN 0, as _mm512_scalef_ps makes a NaN of it again.
 inline __m512 _mm512_reduce_ps(__m512 a, int) {
   return each<__m512>(
       [](Floats x) {
-        const Floats rest = x - rounded_down(x);
-        return (Floats)((Ints)rest & (Ints)(rest == rest));
+        const Floats whole = rounded_down(x), rest = x - whole;
+        const Signed32 known = (Signed32)rest & (rest == rest);  // not of infinities
+        return (Floats)(known + (Signed32)(x < (Floats)known + whole));
       },
       a);
 }
