@@ -103,7 +103,8 @@ def test_decoding(kind, dtype):
 
 
 @pytest.mark.parametrize(
-    "shape", [(6, 64), *(pytest.param(s, marks=pytest.mark.sweep) for s in [(1, 2), (3, 80), (2, 34), (9, 256)])], ids=str)
+    "shape", [(6, 64), *(pytest.param(s, marks=pytest.mark.sweep) for s in [(1, 2), (3, 80), (2, 34), (9, 256)])],
+    ids=str)
 def test_rotary_embedding(shape):
     arguments = rope.operands(heads=shape[0], head_dim=shape[1])
     check(lambda: rope.run("cpu", arguments), tiles=True)
