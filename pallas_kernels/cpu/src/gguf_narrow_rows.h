@@ -16,6 +16,28 @@ inline void put(char* to, int half, const __m512& numbers) {
   std::memcpy(to + half * 32, &rounded, sizeof rounded);
 }
 
+// The bfloat16 numbers that codes of 4 bits stand for, by their low and their high bytes.
+struct Table {
+  explicit Table(const __m512& numbers) {
+    const Shorts rounded = _mm512_cvtneps_pbh(numbers);
+    const Bytes first = load_bytes(rounded.number), second = load_bytes(rounded.number + 8);
+    low = even_bytes(first, second);
+    high = odd_bytes(first, second);
+  }
+
+  void put(char* to, int half, Bytes codes) const {
+    const Bytes lows = look_up(low, codes), highs = look_up(high, codes);
+    store_bytes(to + half * 32, interleave_low_8(lows, highs));
+    store_bytes(to + half * 32 + 16, interleave_high_8(lows, highs));
+  }
+
+  Bytes low, high;
+};
+
+inline __m512 ascending() {
+  return _mm512_cvtepi32_ps(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+}
+
 // Calls block(from, to) for each block of kSteps times 32 numbers in kBytes, and asks the memory for what lies ahead.
 template <int kBytes, int kSteps, typename Block>
 inline void decode_blocks(StoredRows rows, int64_t first, int64_t steps, char* to, Layout layout, int64_t ahead,
@@ -32,19 +54,21 @@ inline void decode_blocks(StoredRows rows, int64_t first, int64_t steps, char* t
 
 void decode_q4_0(StoredRows rows, int64_t first, int64_t steps, char* to, Layout layout, int64_t ahead) {
   decode_blocks<18, 1>(rows, first, steps, to, layout, ahead, [](const uint8_t* from, char* at) {
-    const __m512 scale = _mm512_set1_ps(half_at(from)), eight = _mm512_set1_ps(8);
-    const __m512i codes = bytes_at(from + 2);
-    put(at, 0, _mm512_mul_ps(_mm512_sub_ps(low_nibbles(codes), eight), scale));
-    put(at, 1, _mm512_mul_ps(_mm512_sub_ps(high_nibbles(codes), eight), scale));
+    const __m512 codes = _mm512_sub_ps(ascending(), _mm512_set1_ps(8));
+    const Table table(_mm512_mul_ps(codes, _mm512_set1_ps(half_at(from))));
+    const Bytes packed = load_bytes(from + 2);
+    table.put(at, 0, low_nibbles_of(packed));
+    table.put(at, 1, high_nibbles_of(packed));
   });
 }
 
 void decode_q4_1(StoredRows rows, int64_t first, int64_t steps, char* to, Layout layout, int64_t ahead) {
   decode_blocks<20, 1>(rows, first, steps, to, layout, ahead, [](const uint8_t* from, char* at) {
     const __m512 scale = _mm512_set1_ps(half_at(from)), minimum = _mm512_set1_ps(half_at(from + 2));
-    const __m512i codes = bytes_at(from + 4);
-    put(at, 0, _mm512_fmadd_ps(low_nibbles(codes), scale, minimum));
-    put(at, 1, _mm512_fmadd_ps(high_nibbles(codes), scale, minimum));
+    const Table table(_mm512_fmadd_ps(ascending(), scale, minimum));
+    const Bytes packed = load_bytes(from + 4);
+    table.put(at, 0, low_nibbles_of(packed));
+    table.put(at, 1, high_nibbles_of(packed));
   });
 }
 
@@ -59,17 +83,17 @@ void decode_q8_0(StoredRows rows, int64_t first, int64_t steps, char* to, Layout
 void decode_q4_k(StoredRows rows, int64_t first, int64_t steps, char* to, Layout layout, int64_t ahead) {
   decode_blocks<144, 8>(rows, first, steps, to, layout, ahead, [&](const uint8_t* from, char* at) {
     const float scale = half_at(from), minimum = half_at(from + 2);
+    const auto table = [=](int group) {
+      const SixBits factors = six_bits(from + 4, group);
+      const __m512 by = _mm512_set1_ps(static_cast<float>(factors.scale) * scale);
+      return Table(_mm512_fmsub_ps(ascending(), by, _mm512_set1_ps(static_cast<float>(factors.minimum) * minimum)));
+    };
     for (int group = 0; group < 8; group += 2, at += 2 * layout.step_bytes) {
-      const uint8_t* codes = from + 16 + 16 * group;  // two groups share their bytes
-      const SixBits factors = six_bits(from + 4, group), next = six_bits(from + 4, group + 1);
-      const __m512 low_by = _mm512_set1_ps(static_cast<float>(factors.scale) * scale);
-      const __m512 low_less = _mm512_set1_ps(static_cast<float>(factors.minimum) * minimum);
-      const __m512 high_by = _mm512_set1_ps(static_cast<float>(next.scale) * scale);
-      const __m512 high_less = _mm512_set1_ps(static_cast<float>(next.minimum) * minimum);
+      const Table low = table(group), high = table(group + 1);
       for (int half = 0; half < 2; ++half) {
-        const __m512i bytes = bytes_at(codes + 16 * half);
-        put(at, half, _mm512_fmsub_ps(low_nibbles(bytes), low_by, low_less));
-        put(at + layout.step_bytes, half, _mm512_fmsub_ps(high_nibbles(bytes), high_by, high_less));
+        const Bytes packed = load_bytes(from + 16 + 16 * group + 16 * half);  // two groups share their bytes
+        low.put(at, half, low_nibbles_of(packed));
+        high.put(at + layout.step_bytes, half, high_nibbles_of(packed));
       }
     }
   });

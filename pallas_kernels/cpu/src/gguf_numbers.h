@@ -33,7 +33,11 @@ inline __m512 low_nibbles(const __m512i& bytes) {
 }
 inline __m512 high_nibbles(const __m512i& bytes) { return _mm512_cvtepi32_ps(_mm512_srli_epi32(bytes, 4)); }
 inline __m512 signed_bytes_at(const uint8_t* p) {
-  return _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(bytes_at(p), 24), 24));
+#if defined(__AVX512F__)
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#else
+  return each_number<__m512>([p](int i) { return to_floats(widened_signed_bytes_32(p + i * kPartLanes)); });
+#endif
 }
 
 // The 6-bit factors of one of eight groups of Q4_K, of all groups' 12 bytes.

@@ -52,6 +52,9 @@ inline Ints widened_bytes(const int8_t* p) {
 inline Ints widened_bytes_32(const uint8_t* p) {
   return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
 }
+inline Ints widened_signed_bytes_32(const uint8_t* p) {
+  return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+}
 // Adds the products of two elements of 16 bits each.
 inline Ints add_products_16(Ints sum, Ints a, Ints b) { return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b)); }
 
@@ -59,13 +62,28 @@ using Doubles = __m256d;
 inline Doubles lower_doubles(Floats x) { return _mm256_cvtps_pd(_mm256_castps256_ps128(x)); }
 inline Doubles upper_doubles(Floats x) { return _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1)); }
 
-// Eight numbers of 16 bits into the lower halves of elements, and back.
+// 16 bytes.
+using Bytes = __m128i;
+inline Bytes load_bytes(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
+inline void store_bytes(void* p, Bytes x) { _mm_storeu_si128(static_cast<__m128i*>(p), x); }
+inline Bytes low_nibbles_of(Bytes x) { return _mm_and_si128(x, _mm_set1_epi8(15)); }
+inline Bytes high_nibbles_of(Bytes x) { return low_nibbles_of(_mm_srli_epi16(x, 4)); }
+inline Bytes look_up(Bytes table, Bytes index) { return _mm_shuffle_epi8(table, index); }
+inline Bytes interleave_low_8(Bytes a, Bytes b) { return _mm_unpacklo_epi8(a, b); }
+inline Bytes interleave_high_8(Bytes a, Bytes b) { return _mm_unpackhi_epi8(a, b); }
+// Of 16 numbers of 16 bits the low bytes, and the high ones.
+inline Bytes even_bytes(Bytes a, Bytes b) {
+  return _mm_packus_epi16(_mm_and_si128(a, _mm_set1_epi16(255)), _mm_and_si128(b, _mm_set1_epi16(255)));
+}
+inline Bytes odd_bytes(Bytes a, Bytes b) { return _mm_packus_epi16(_mm_srli_epi16(a, 8), _mm_srli_epi16(b, 8)); }
+
+// Eight numbers of 16 bits into the lower halves of elements; 16 of them from there.
 inline Ints widened(const uint16_t* p) {
   return _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
-inline void narrow(Ints x, uint16_t* p) {
-  const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(x, x), 0xd8);
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
+inline void narrow(const Ints (&x)[2], uint16_t* p) {
+  const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(x[0], x[1]), 0xd8);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), packed);
 }
 
 }  // namespace

@@ -354,8 +354,8 @@ using __m256i = Shorts;
 using __m256bh = Shorts;
 inline Shorts _mm512_cvtneps_pbh(__m512 x) {
   Shorts to;
-  for (int p = 0; p < kParts; ++p)
-    narrow((Ints)((Unsigned32)rounded_to_bfloat16(x.part[p]) >> 16), to.number + p * kPartLanes);
+  const __m512i upper = each<__m512i>([](Floats p) { return (Ints)((Unsigned32)rounded_to_bfloat16(p) >> 16); }, x);
+  narrow(upper.part, to.number);
   return to;
 }
 inline __m512i _mm512_cvtne2ps_pbh(__m512 high, __m512 low) {
