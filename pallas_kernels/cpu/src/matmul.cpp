@@ -16,6 +16,8 @@ namespace ffi = ::xla::ffi;
 
 int64_t divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+#if defined(__x86_64__)
+
 // How many outputs are a piece of work: few pieces, long enough to be read ahead in, and of those sizes the one by which
 // the thread with the most to do has the least.
 int64_t outputs_per_piece(int64_t outputs, int64_t threads) {
@@ -46,6 +48,12 @@ void with_tiles(ffi::ThreadPool& pool, const Matmul& m, void* packed) {
              next == kNoPiece ? kNoOutput : next % pieces * outputs);
   });
 }
+
+#else
+
+void with_tiles(ffi::ThreadPool&, const Matmul&, void*) {}  // never called: no other processor has tiles
+
+#endif
 
 int64_t whole_lines(int64_t bytes) { return 64 * divide(bytes, 64); }
 
