@@ -1,4 +1,4 @@
-"""The kernels for Arm compute the bits of those for x86: both are compiled by themselves, the former run in an emulator.
+"""The kernels for Arm compute the bits of those for x86: both are compiled alone, the former run in an emulator.
 
 Needs a compiler for 64-bit Arm and QEMU (on Debian: g++-aarch64-linux-gnu and qemu-user).
 """
@@ -12,9 +12,7 @@ from pathlib import Path
 
 import pytest
 
-import pallas_kernels.cpu
-
-SOURCES = Path(pallas_kernels.cpu.__path__[0], "src")
+SOURCES = Path(__file__).parents[2] / "pallas_kernels/cpu/src"
 OPTIONS = ["-std=c++17", "-O2", "-ffp-contract=off", "-fno-math-errno", f"-I{SOURCES}"]
 ARM, EMULATOR, HERE = "aarch64-linux-gnu-g++", "qemu-aarch64", "g++"
 
