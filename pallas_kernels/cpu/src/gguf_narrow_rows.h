@@ -34,6 +34,14 @@ struct Table {
   Bytes low, high;
 };
 
+// 16 bytes, to shift.
+typedef uint64_t Words __attribute__((vector_size(16)));
+inline Words words_at(const uint8_t* p) {
+  Words words;
+  std::memcpy(&words, p, sizeof words);
+  return words;
+}
+
 inline __m512 ascending() {
   return _mm512_cvtepi32_ps(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
 }
@@ -106,17 +114,15 @@ void decode_q6_k(StoredRows rows, int64_t first, int64_t steps, char* to, Layout
       // 64 bytes of low bits serve four steps: two their low halves, two their high ones; so do 32 bytes of high bits.
       const int large = step / 4, part = step % 4;
       for (int half = 0; half < 2; ++half) {
-        const __m512i low = bytes_at(from + 64 * large + 32 * (part % 2) + 16 * half);
-        const __m512i high = bytes_at(from + 128 + 32 * large + 16 * half);
-        const __m512 codes = each<__m512>(
-            [part](Ints x, Ints y) {
-              const Unsigned32 four = part < 2 ? (Unsigned32)x & 15 : (Unsigned32)x >> 4;
-              const Unsigned32 two = (Unsigned32)y >> (2 * part) & 3;
-              return to_floats((Ints)((Signed32)(four | two << 4) - 32));
-            },
-            low, high);
+        const Words low = words_at(from + 64 * large + 32 * (part % 2) + 16 * half);
+        const Words high = words_at(from + 128 + 32 * large + 16 * half);
+        const Words four = low >> (part < 2 ? 0 : 4) & 0x0f0f0f0f0f0f0f0f;
+        const Words code = four | (high >> (2 * part) & 0x0303030303030303) << 4;
+        uint8_t codes[16];
+        std::memcpy(codes, &code, sizeof codes);
+        const __m512 middle = _mm512_set1_ps(32);
         const float by = static_cast<float>(static_cast<int8_t>(from[192 + 2 * step + half])) * scale;
-        put(at, half, _mm512_mul_ps(codes, _mm512_set1_ps(by)));
+        put(at, half, _mm512_mul_ps(_mm512_sub_ps(_mm512_cvtepi32_ps(bytes_at(codes)), middle), _mm512_set1_ps(by)));
       }
     }
   });

@@ -78,6 +78,7 @@ void rows(const Matmul& m, int64_t o, uint16_t* scratch) {
     for (; t + kInt8TokensAtOnce <= m.tokens; t += kInt8TokensAtOnce) block<kInt8TokensAtOnce, kOutputs>(m, w, up, t, o);
   else
     for (; t + kTokensAtOnce <= m.tokens; t += kTokensAtOnce) block<kTokensAtOnce, kOutputs>(m, w, up, t, o);
+  for (; t + 2 <= m.tokens; t += 2) block<2, kOutputs>(m, w, up, t, o);
   for (; t < m.tokens; ++t) block<1, kOutputs>(m, w, up, t, o);
 }
 
