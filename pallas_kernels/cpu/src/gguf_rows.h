@@ -1,5 +1,5 @@
-// Rows of quantized weights to bfloat16, 32 numbers at a time. Included by sources named *_avx512.cpp and *_amx.cpp, and
-// by nothing else.
+// Rows of quantized weights to bfloat16, 32 numbers at a time, by AVX-512. Included by gguf_decoders.h, and by nothing
+// else.
 //
 // Every number is what the formats' reference makes of it: a product and a sum in float32, each rounded, and then rounded
 // to bfloat16. The products of all these formats are exact in float32 (a code of at most 8 bits, a factor of at most 6 and
