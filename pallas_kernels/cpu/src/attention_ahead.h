@@ -1,9 +1,8 @@
 // Reading keys and values before they are needed.
 #pragma once
 
-#include <immintrin.h>
-
 #include "attention.h"
+#include "vectors.h"
 
 namespace pallas_kernels {
 namespace {
