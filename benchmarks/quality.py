@@ -7,26 +7,47 @@ often the likeliest token is that of float32.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import math
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import jaxllm
 from jaxllm import LLM, SamplingParams
 
 TEXT = Path(__file__).parents[1] / "tests" / "golden" / "alice.txt"
-Choice = tuple[str, str | None, str]
-"""Dtype, quantization of the weights, dtype of the cache."""
-CHOICES: tuple[Choice, ...] = (
-    ("float32", None, "auto"), ("bfloat16", None, "auto"), ("bfloat16", "gguf", "auto"), ("bfloat16", "int8", "auto"),
-    ("float32", "int8", "auto"), ("float32", None, "int8"), ("bfloat16", None, "int8"), ("bfloat16", "int8", "int8"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """One line of the table.
+
+    written: what ``jaxllm.quantize`` makes of the model first, if anything. cache: the dtype of keys and values.
+    """
+
+    dtype: str
+    quantization: str | None = None
+    written: str | None = None
+    cache: str = "auto"
+
+
+CHOICES = (Choice("float32"), Choice("bfloat16"), Choice("bfloat16", "gguf"), Choice("bfloat16", "int8"),
+           Choice("float32", "int8"), Choice("bfloat16", "int8", "int8"),
+           *(Choice("bfloat16", "gguf", kind) for kind in ("Q8_0", "Q4_1", "Q4_K", "Q4_0")),
+           Choice("float32", cache="int8"), Choice("bfloat16", cache="int8"), Choice("bfloat16", "int8", cache="int8"))
 """The reference first."""
 
 
-def logprobs_of(model: str, dtype: str, quantization: str | None, cache: str, text: str
-                ) -> tuple[list[float], list[int]]:
+def logprobs_of(model: str, choice: Choice, text: str) -> tuple[list[float], list[int]]:
     """Of each token but the first: its log-probability, and the token that was the likeliest in its place."""
-    llm = LLM(model, dtype=dtype, quantization=quantization, kv_cache_dtype=cache, max_num_seqs=8,
-              kv_cache_bytes="128M")
+    with tempfile.TemporaryDirectory() as folder:
+        if choice.written is not None:
+            target = Path(folder, "model" if choice.written == "int8" else "model.gguf")
+            jaxllm.quantize(model, target, choice.written)
+            model = str(target)
+        llm = LLM(model, dtype=choice.dtype, quantization=choice.quantization, kv_cache_dtype=choice.cache,
+                  max_num_seqs=8, kv_cache_bytes="128M")
     (output,) = llm.generate(text, SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1), use_tqdm=False,
                              raise_on_error=True)
     lines = list(zip(output.prompt_token_ids, output.prompt_logprobs or [], strict=True))[1:]
@@ -36,15 +57,16 @@ def logprobs_of(model: str, dtype: str, quantization: str | None, cache: str, te
 
 def report(model: str, text: str, choices: Sequence[Choice] = CHOICES) -> str:
     """The table."""
-    found = [logprobs_of(model, *choice, text) for choice in choices]
+    found = [logprobs_of(model, choice, text) for choice in choices]
     reference = found[0][1]
-    lines = [f"{len(reference)} tokens", "", "| dtype | quantization | KV cache | perplexity | likeliest token as "
-             f"in {choices[0][0]} |", "| --- | --- | --- | --- | --- |"]
-    for (dtype, quantization, cache), (logprobs, likeliest) in zip(choices, found, strict=True):
+    lines = [f"{len(reference)} tokens", "", "| written as | dtype | quantization | KV cache | perplexity | likeliest "
+             f"token as in {choices[0].dtype} |", "| --- | --- | --- | --- | --- | --- |"]
+    for choice, (logprobs, likeliest) in zip(choices, found, strict=True):
         same = sum(map(int.__eq__, likeliest, reference)) / len(reference)
         perplexity = math.exp(-sum(logprobs) / len(logprobs))
-        kept = dtype if cache == "auto" else cache
-        lines.append(f"| {dtype} | {quantization or '-'} | {kept} | {perplexity:.3f} | {same:.1%} |")
+        kept = choice.dtype if choice.cache == "auto" else choice.cache
+        lines.append(f"| {choice.written or '-'} | {choice.dtype} | {choice.quantization or '-'} | {kept} | "
+                     f"{perplexity:.3f} | {same:.1%} |")
     return "\n".join(lines)
 
 

@@ -2,36 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import Any
 
 import jax
 from flax import nnx
-from jaxtyping import Array, DTypeLike, Float, Int
+from jaxtyping import Array, DTypeLike, Float
 
 from jaxllm.models.config import DecoderConfig
 from jaxllm.models.layers import Embedding, Linear, RMSNorm
 from jaxllm.models.linear import gated_linear
-from pallas_kernels import Int8Pool, paged_attention, rope_kv_write
-
-LayerCache = dict[str, Array | Int8Pool]
-"""One layer's share of the pool: ``k`` and ``v``, each ``[P, K, S, H]``."""
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class StepContext:
-    """What all layers of one step share.
-
-    cos, sin: rotary tables of the step's positions. slots: where each token's keys and values go. attention: the
-    kernels' metadata (block tables, query ranges, lengths).
-    """
-
-    cos: Float[Array, "T half"]
-    sin: Float[Array, "T half"]
-    slots: Int[Array, " T"]
-    attention: Any
+from jaxllm.models.step import LayerCache, StepContext
+from pallas_kernels import paged_attention, rope_kv_write
 
 
 class Attention(nnx.Module):

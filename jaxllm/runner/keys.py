@@ -43,7 +43,7 @@ class Key(NamedTuple):
 
 def layer_chunks(model: Model, layers_per_program: int) -> list[LayerChunk]:
     """Cut the layers into runs, as long as possible up to ``layers_per_program`` while dividing them evenly."""
-    layers = len(model.layer_graphs)
+    layers = model.config.num_layers
     length = max(size for size in range(1, min(layers_per_program, layers) + 1) if layers % size == 0)
     chunks = [slice(first, first + length) for first in range(0, layers, length)]
     kinds = [tuple(model.layer_kinds[chunk]) for chunk in chunks]

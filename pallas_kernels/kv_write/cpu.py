@@ -8,15 +8,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
+from pallas_kernels.cpu import int8_pools
 from pallas_kernels.cpu.library import require
 from pallas_kernels.int8_pool import Int8Pool, Pool
 
 
-def unsupported(k_pool: Pool, k: Array, v: Array, **others: Any) -> str | None:
+def unsupported(k_pool: Pool, v_pool: Pool, k: Array, v: Array, **others: Any) -> str | None:
     """Why these operands are left to another implementation, or ``None``."""
     if isinstance(k_pool, Int8Pool) and not k.dtype == v.dtype == jnp.bfloat16:
         return f"what goes into pools of int8 is bfloat16, not {k.dtype} and {v.dtype}"
-    return None
+    return int8_pools.unsupported(k_pool, v_pool)
 
 
 def kv_write_cpu(

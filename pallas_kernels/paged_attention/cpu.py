@@ -1,4 +1,4 @@
-"""Ragged paged attention by the native library: bfloat16, AMX tiles or AVX-512 dot products."""
+"""Ragged paged attention by the native library: bfloat16."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from pallas_kernels.cpu import int8_pools
 from pallas_kernels.cpu.library import require
 from pallas_kernels.int8_pool import Int8Pool, Pool
 from pallas_kernels.paged_attention.metadata import PagedAttentionMetadata
@@ -16,13 +17,13 @@ from pallas_kernels.paged_attention.metadata import PagedAttentionMetadata
 LARGEST_HEAD_DIM = 256
 
 
-def unsupported(q: Array, **options: Any) -> str | None:
+def unsupported(q: Array, k_pool: Pool, v_pool: Pool, **options: Any) -> str | None:
     """Why these operands are left to another implementation, or ``None``."""
     if q.dtype != jnp.bfloat16:
         return f"queries are bfloat16, not {q.dtype}"
     if q.shape[2] % 16 or q.shape[2] > LARGEST_HEAD_DIM:
         return f"head dims are multiples of 16 up to {LARGEST_HEAD_DIM}, not {q.shape[2]}"
-    return None
+    return int8_pools.unsupported(k_pool, v_pool)
 
 
 def paged_attention_cpu(

@@ -8,13 +8,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
+from pallas_kernels.cpu import int8_pools
 from pallas_kernels.cpu.library import require
 from pallas_kernels.int8_pool import Int8Pool, Pool
 
 
-def unsupported(qkv: Array, **others: Any) -> str | None:
+def unsupported(k_pool: Pool, v_pool: Pool, qkv: Array, **others: Any) -> str | None:
     """Why these operands are left to another implementation, or ``None``."""
-    return None if qkv.dtype == jnp.bfloat16 else f"qkv is bfloat16, not {qkv.dtype}"
+    if qkv.dtype != jnp.bfloat16:
+        return f"qkv is bfloat16, not {qkv.dtype}"
+    return int8_pools.unsupported(k_pool, v_pool)
 
 
 def rope_kv_write_cpu(

@@ -8,9 +8,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from kernels.native import IMPLEMENTATIONS, needs_native
+from kernels.native import IMPLEMENTATIONS, INSTRUCTION_SETS, needs_native, using
 
-from pallas_kernels import Int8Pool, kv_write, paged_attention, paged_attention_metadata, registry, rope_kv_write
+from pallas_kernels import (
+    Int8Pool,
+    cpu,
+    kv_write,
+    paged_attention,
+    paged_attention_metadata,
+    registry,
+    rope_kv_write,
+)
 from pallas_kernels.int8_pool import quantize_heads
 
 BLOCKS, HEADS, SIZE = 5, 3, 16
@@ -165,3 +173,26 @@ def test_integers_are_refused_and_other_floats_left_to_xla():
         kv_write(*pools, k.astype(jnp.int32), v, slots)
     operands = {"k_pool": pools[0], "v_pool": pools[1], "k": k.astype(jnp.float32), "v": v, "slots": slots}
     assert registry.choose("kv_write", platform="cpu", operands=operands).implementation.name == "xla"
+
+
+@pytest.mark.parametrize("name", INSTRUCTION_SETS)
+@pytest.mark.parametrize("call", [attend, write, rotate])
+def test_without_products_of_bytes_xla_takes_over(call, name):
+    native = name in ("avx512_bf16", "amx_bf16")
+    with using(name):
+        program = jax.jit(lambda *pools: call(*pools)).lower(empty(64), empty(64))  # a function not traced before
+        ran = program.compile()(empty(64), empty(64))
+    assert ("_int8_" in program.as_text()) == native
+    assert all(np.isfinite(np.asarray(leaf, np.float32)).all() for leaf in jax.tree.leaves(ran))
+
+
+@needs_native
+@pytest.mark.skipif(cpu.instruction_set() not in ("avx512_bf16", "amx_bf16"), reason="needs products of bytes")
+@pytest.mark.parametrize(("operation", "call"), [("paged_attention", attend), ("kv_write", write),
+                                                 ("rope_kv_write", rotate)])
+def test_native_programs_say_what_they_lack_when_the_instruction_set_is_changed(operation, call):
+    program = jax.jit(lambda *pools: call(*pools)).lower(empty(64), empty(64)).compile()
+    lacking = pytest.raises(jax.errors.JaxRuntimeError, match=f"{operation}: int8 pools need AVX512-BF16 or AMX")
+    with using(cpu.instruction_sets()[0]), lacking:
+        jax.block_until_ready(program(empty(64), empty(64)))
+    jax.block_until_ready(program(empty(64), empty(64)))

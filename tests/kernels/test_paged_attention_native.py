@@ -190,5 +190,6 @@ def test_a_program_goes_on_after_a_failure():
      (272, "bfloat16", "xla")],
 )  # fmt: skip
 def test_the_registry_leaves_what_is_not_native_to_xla(head_dim, dtype, chosen):
-    operands = {"q": jax.ShapeDtypeStruct((8, 4, head_dim), dtype)}
+    pool = jax.ShapeDtypeStruct((2, 2, 16, head_dim), dtype)
+    operands = {"q": jax.ShapeDtypeStruct((8, 4, head_dim), dtype), "k_pool": pool, "v_pool": pool}
     assert registry.choose("paged_attention", platform="cpu", operands=operands).implementation.name == chosen

@@ -89,7 +89,10 @@ ffi::Error attend(ffi::ThreadPool& pool, const BFloat16& q, const Pools& pools, 
   const std::string wrong = find_wrong_shape(q, pools, tables, query_start, lengths, sinks, out, lse);
   if (!wrong.empty()) return invalid(wrong);
   if (instruction_set() == InstructionSet::kNone)
-    return ffi::Error(ffi::ErrorCode::kUnimplemented, "paged_attention: this processor has no bfloat16 dot products");
+    return ffi::Error(ffi::ErrorCode::kUnimplemented, "paged_attention: this processor has none of the instruction sets");
+
+  if (pools.k_scales && !has_products_of_bytes())
+    return ffi::Error(ffi::ErrorCode::kUnimplemented, "paged_attention: int8 pools need AVX512-BF16 or AMX");
 
   const auto bits = [](const BFloat16& buffer) { return reinterpret_cast<uint16_t*>(buffer.typed_data()); };
   const auto qs = q.dimensions(), ks = pools.k_shape;
@@ -121,7 +124,8 @@ ffi::Error attend(ffi::ThreadPool& pool, const BFloat16& q, const Pools& pools, 
   const auto no_memory = ffi::Error(ffi::ErrorCode::kResourceExhausted, "paged_attention: out of memory");
   float* states = static_cast<float*>(state_memory.of(2 * plan.states * state_floats(a.head_dim) * sizeof(float)));
   if (plan.states > 0 && !states) return no_memory;
-  const auto attend_tile = instruction_set() == InstructionSet::kAmxBf16 ? attend_amx : attend_avx512;
+  const auto attend_tile = a.k_scales ? PALLAS_KERNELS_BYTES(attend_int8, attend_int8_amx)
+                                      : PALLAS_KERNELS_CHOSEN_OR_TILES(attend, attend_amx);
   std::atomic<bool> out_of_memory{false};
   for (std::vector<Tile>& tiles : plan.phases) {
     for (Tile& tile : tiles) tile.states = states;

@@ -9,6 +9,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "each.h"
+
 namespace pallas_kernels {
 
 constexpr int kLanes = 16;
@@ -61,6 +63,10 @@ size_t attention_scratch_bytes(const Attention& a, int64_t lanes);
 
 // next: the tile that the thread will probably attend after this one, or null.
 void attend_amx(const Attention& a, const Tile& tile, const Tile* next, void* scratch);
-void attend_avx512(const Attention& a, const Tile& tile, const Tile* next, void* scratch);
+PALLAS_KERNELS_EACH(void attend(const Attention& a, const Tile& tile, const Tile* next, void* scratch);)
+
+// Over a cache of bytes.
+void attend_int8_amx(const Attention& a, const Tile& tile, const Tile* next, void* scratch);
+PALLAS_KERNELS_OF_BYTES(void attend_int8(const Attention& a, const Tile& tile, const Tile* next, void* scratch);)
 
 }  // namespace pallas_kernels

@@ -31,21 +31,11 @@ inline void merge(const State& all, const State& part, int64_t head_dim) {
   }
 }
 
-template <class Dot, class Cache>
-class ByLanes : public TileWalk<Dot, Cache, ByLanes<Dot, Cache>> {
-  using Walk = TileWalk<Dot, Cache, ByLanes<Dot, Cache>>;
-  using Number = typename Cache::Number;
-  friend Walk;
-  using Walk::a_, Walk::layout_;
-  using Seen = typename Walk::Seen;
-
+// Walk: BFloat16Walk or ByteWalk, whose `Self` lays out values and weights.
+template <class Walk>
+class Lanes : public Walk {
  public:
-  using Walk::TileWalk;
-
- private:
-  State state(size_t offset, int64_t t) const {
-    return State(this->template at<float>(offset) + t * state_floats(a_.head_dim));
-  }
+  using Walk::Walk;
 
   // Where in the states the number `i` of a lane is.
   int64_t state_index(int64_t lane, int64_t i) const {
@@ -67,10 +57,7 @@ class ByLanes : public TileWalk<Dot, Cache, ByLanes<Dot, Cache>> {
   // The keys [low, high), which lie in the group from position `start` on.
   void add_group(int64_t start, int64_t low, int64_t high) {
     this->point_at_keys(start, low, high);
-    if constexpr (Cache::kBytes)
-      pack_bytes(start, low, high);
-    else
-      pack_values(start, low, high);
+    self().pack(start, low, high);
     // While one tile of queries is weighed, the scores of the next one are computed.
     Seen seen, seen_next = this->see(0, start, low, high);
     this->add_scores(0, seen_next, 0, kGroup / kChunk, scores_of(0));
@@ -81,77 +68,41 @@ class ByLanes : public TileWalk<Dot, Cache, ByLanes<Dot, Cache>> {
     }
   }
 
+ protected:
+  using Walk::a_, Walk::layout_, Walk::self;
+  using Seen = typename Walk::Seen;
+
+  State state(size_t offset, int64_t t) const {
+    return State(this->template at<float>(offset) + t * state_floats(a_.head_dim));
+  }
+
   float* scores_of(int64_t t) const { return this->template at<float>(layout_.scores) + t % 2 * (kGroup * kLanes); }
-
-  // Left operands of the weighted values: per 32 keys and 16 dims [dim, key], zero for keys outside [low, high).
-  void pack_values(int64_t start, int64_t low, int64_t high) {
-    for (int64_t chunk = 0; chunk < kGroup / kChunk; ++chunk) {
-      const int64_t position = start + chunk * kChunk;
-      if (position + kChunk <= low || position >= high) continue;
-      const uint16_t* rows[kChunk];
-      const bool whole = this->find_values(position, low, high, rows);
-      uint16_t* to = this->template at<uint16_t>(layout_.values) + chunk * (a_.head_dim / 16) * kTile;
-      for (int64_t step = 0; step < layout_.steps; ++step) {
-        if (whole)
-          pack_values<true>(rows, step, to + 2 * step * kTile);
-        else
-          pack_values<false>(rows, step, to + 2 * step * kTile);
-      }
-    }
-  }
-
-  template <bool kWhole>
-  void pack_values(const uint16_t* const* rows, int64_t step, uint16_t* to) {
-    const __mmask32 mask = this->dims_from(step);
-    __m512i low[16], high[16];
-    for (int i = 0; i < 16; ++i) {
-      this->ahead_.read(2);
-      this->template pair_values<kWhole>(rows, i, step, mask, low[i], high[i]);
-    }
-    transpose(low);
-    transpose(high);
-    const int dims = static_cast<int>(this->min(32, a_.head_dim - 32 * step));
-    for (int i = 0; i < 16; ++i) {
-      const int dim = i / 4 * 8 + i % 4;
-      if (dim < dims) _mm512_store_si512(to + 32 * dim, low[i]);
-      if (dim + 4 < dims) _mm512_store_si512(to + 32 * (dim + 4), high[i]);
-    }
-  }
-
-  // The same in bytes: per 64 keys and 16 dims [dim, key].
-  void pack_bytes(int64_t start, int64_t low, int64_t high) {
-    const int64_t tiles = 4 * layout_.byte_steps;
-    for (int64_t part = 0; part < kGroup / kByteRow; ++part) {
-      const int64_t position = start + part * kByteRow;
-      if (position + kByteRow <= low || position >= high) continue;
-      int8_t* to = this->template at<int8_t>(layout_.values) + part * tiles * kByteTile;
-      for (int64_t half = 0; half < kByteRow / kChunk; ++half) {
-        const Number* rows[kChunk];
-        this->find_values(position + half * kChunk, low, high, rows);
-        for (int quad = 0; quad < kChunk / 4; ++quad)
-          for (int64_t step = 0; step < layout_.byte_steps; ++step) {
-            this->ahead_.read(4);
-            __m512i x[4];
-            this->load_quad(rows + 4 * quad, step, x);
-            interleave(x);
-            for (int m = 0; m < 4; ++m)
-              _mm512_store_si512(to + (4 * step + m) * kByteTile + (half * (kChunk / 4) + quad) * kByteRow, x[m]);
-          }
-      }
-      for (int64_t tile = 0; tile < tiles; ++tile, to += kByteTile) {
-        __m512i rows[16];
-        for (int i = 0; i < 16; ++i) rows[i] = _mm512_load_si512(to + i * kByteRow);
-        transpose(rows);
-        for (int i = 0; i < 16; ++i) _mm512_store_si512(to + i * kByteRow, rows[i]);
-      }
-    }
-  }
 
   // What turns scores into weights, and the sum of those so far.
   struct Weights {
     __m512 scale, largest, sum;
   };
 
+  // The weights of a chunk. Calls keep(i, x, y) with those of the keys i and 16 + i.
+  template <typename Keep>
+  static void weigh(const float* scores, Weights& weights, const Keep& keep) {
+    const auto weight = [&](const float* p) {
+      return exp2(_mm512_fmsub_ps(_mm512_load_ps(p), weights.scale, weights.largest));
+    };
+    const auto weigh_pair = [&](int i) {
+      const __m512 x = weight(scores + i * kLanes), y = weight(scores + (kKeyTile + i) * kLanes);
+      keep(i, x, y);
+      return _mm512_add_ps(x, y);
+    };
+    const auto weigh_four = [&](int i) {
+      const __m512 low = _mm512_add_ps(weigh_pair(i), weigh_pair(i + 1));
+      return _mm512_add_ps(low, _mm512_add_ps(weigh_pair(i + 2), weigh_pair(i + 3)));
+    };
+    const __m512 low = _mm512_add_ps(weigh_four(0), weigh_four(4));
+    weights.sum = _mm512_add_ps(weights.sum, _mm512_add_ps(low, _mm512_add_ps(weigh_four(8), weigh_four(12))));
+  }
+
+ private:
   // Lets 16 queries see keys whose scores are known; computes the next 16 queries' scores in between, so that tile
   // products and exponentials are under way together.
   void add_keys(int64_t t, int64_t start, const Seen& seen, const Seen& seen_next) {
@@ -167,90 +118,8 @@ class ByLanes : public TileWalk<Dot, Cache, ByLanes<Dot, Cache>> {
     if (!seen.whole) hide(t, start, scores, seen.first_chunk * kChunk, seen.end_chunk * kChunk);
     const State state = this->state(layout_.span, t);
     Weights weights = raise(scores, seen.first_chunk * kChunk, seen.end_chunk * kChunk, state);
-    if constexpr (Cache::kBytes) {
-      return add_bytes(t, seen, seen_next, weights, state);
-    }
-    const int64_t tiles = a_.head_dim / 16, at_once = this->min(tiles, Dot::kMostSums);
-    uint16_t* to = this->template at<uint16_t>(layout_.weights);
-    const uint16_t* values = this->template at<uint16_t>(layout_.values);
-    Dot::load_sums(state.values, at_once);
-    for (int64_t chunk = 0; chunk <= kGroup / kChunk; ++chunk) {
-      this->add_scores(t + 1, seen_next, chunk, chunk + 1, scores_of(t + 1));
-      if (chunk > seen.first_chunk && chunk <= seen.end_chunk)
-        Dot::add_values(values + (chunk - 1) * tiles * kTile, at_once, to + (chunk - 1) * kTile, state.values);
-      if (chunk >= seen.first_chunk && chunk < seen.end_chunk)
-        weigh(scores + chunk * kChunk * kLanes, weights, [=](int i, __m512 x, __m512 y) {
-          _mm512_store_si512(to + chunk * kTile + i * 2 * kLanes, round_to_pairs(x, y));
-        });
-    }
-    Dot::store_sums(state.values, at_once);
-    for (int64_t first = at_once; first < tiles; first += at_once) {
-      const int64_t count = this->min(tiles - first, at_once);
-      float* sums = state.values + first * kResult;
-      Dot::load_sums(sums, count);
-      for (int64_t chunk = seen.first_chunk; chunk < seen.end_chunk; ++chunk)
-        Dot::add_values(values + (chunk * tiles + first) * kTile, count, to + chunk * kTile, sums);
-      Dot::store_sums(sums, count);
-    }
-    _mm512_store_ps(state.total, _mm512_add_ps(_mm512_load_ps(state.total), weights.sum));
+    self().add_values(t, seen, seen_next, weights, state);
   }
-
-  // Adds the values of keys with these scores. Weights, times their values' scales, become whole numbers of 16 bits,
-  // [plane, key / 4, query, 4] per 64 keys, and a factor for each query.
-  // While that happens, the next 16 queries' scores are computed.
-  void add_bytes(int64_t t, const Seen& seen, const Seen& seen_next, Weights& weights, const State& state) const {
-    const float* scales = this->template at<float>(layout_.v_scales);
-    float* scores = scores_of(t);
-    __m512 top = _mm512_setzero_ps();
-    for (int64_t chunk = 0; chunk < kGroup / kChunk; ++chunk) {
-      this->add_scores(t + 1, seen_next, chunk, chunk + 1, scores_of(t + 1));
-      if (chunk < seen.first_chunk || chunk >= seen.end_chunk) continue;
-      float* p = scores + chunk * kChunk * kLanes;
-      weigh(p, weights, [&](int i, __m512 x, __m512 y) {
-        const __m512 scaled_x = _mm512_mul_ps(x, _mm512_set1_ps(scales[chunk * kChunk + i]));
-        const __m512 scaled_y = _mm512_mul_ps(y, _mm512_set1_ps(scales[chunk * kChunk + kKeyTile + i]));
-        _mm512_store_ps(p + i * kLanes, scaled_x);
-        _mm512_store_ps(p + (kKeyTile + i) * kLanes, scaled_y);
-        top = _mm512_max_ps(top, _mm512_max_ps(scaled_x, scaled_y));
-      });
-    }
-    _mm512_store_ps(state.total, _mm512_add_ps(_mm512_load_ps(state.total), weights.sum));
-    const int64_t first_part = seen.first_chunk / 2, end_part = (seen.end_chunk + 1) / 2;
-    const int64_t tiles = 4 * layout_.byte_steps;
-    int8_t* to = this->template at<int8_t>(layout_.weights);
-    const __m512 codes = to_codes(top, kLargestWeight);
-    const __m512 factors = _mm512_add_ps(from_codes(top, kLargestWeight), _mm512_set1_ps(this->flaw_));
-    for (int64_t quad = first_part * (kByteRow / 4); quad < end_part * (kByteRow / 4); ++quad) {
-      __m512i c[4] = {};
-      const int64_t chunk = 4 * quad / kChunk;
-      if (chunk >= seen.first_chunk && chunk < seen.end_chunk)
-        for (int i = 0; i < 4; ++i)
-          c[i] = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_load_ps(scores + (4 * quad + i) * kLanes), codes));
-      _mm512_store_si512(to + quad * kByteRow, pack_high(c));
-      _mm512_store_si512(to + kPlane + quad * kByteRow, pack_low(c));
-    }
-    const int8_t* values = this->template at<int8_t>(layout_.values) + first_part * tiles * kByteTile;
-    int32_t* sums = this->template at<int32_t>(layout_.sums);
-    for (int64_t first = 0; first < tiles; first += kMostOperands) {
-      const int8_t* operands[kMostOperands];
-      for (int64_t i = 0; i < kMostOperands; ++i) operands[i] = values + (first + i) * kByteTile;
-      for (int64_t plane = 0; plane < 2; ++plane)
-        Dot::template share_right<false>(operands, kMostOperands, kByteRow, tiles * kByteTile,
-                                         to + plane * kPlane + first_part * kByteTile, kByteTile, end_part - first_part,
-                                         sums + plane * kMostOperands * kResult);
-      for (int64_t tile = 0; tile < kMostOperands; ++tile)
-        for (int64_t i = 0; i < 16; ++i) {
-          const int64_t dim = dim_of(first + tile, i);
-          if (dim >= a_.head_dim) continue;
-          const int32_t* p = sums + tile * kResult + i * kLanes;
-          const __m512 sum = join(_mm512_load_si512(p), _mm512_load_si512(p + kMostOperands * kResult));
-          float* sum_to = state.values + dim * kLanes;
-          _mm512_store_ps(sum_to, _mm512_add_ps(_mm512_load_ps(sum_to), _mm512_mul_ps(sum, factors)));
-        }
-    }
-  }
-
-  static constexpr int64_t kPlane = kGroup / kByteRow * kByteTile;
 
   void hide(int64_t t, int64_t start, float* scores, int64_t first_key, int64_t end_key) const {
     const __m512i first = _mm512_loadu_si512(this->first_ + t * kLanes), last = _mm512_loadu_si512(this->last_ + t * kLanes);
@@ -279,25 +148,6 @@ class ByLanes : public TileWalk<Dot, Cache, ByLanes<Dot, Cache>> {
         _mm512_store_ps(p, _mm512_mul_ps(_mm512_load_ps(p), shrink));
     }
     return {scale, largest, _mm512_setzero_ps()};
-  }
-
-  // The weights of a chunk. Calls keep(i, x, y) with those of the keys i and 16 + i.
-  template <typename Keep>
-  static void weigh(const float* scores, Weights& weights, const Keep& keep) {
-    const auto weight = [&](const float* p) {
-      return exp2(_mm512_fmsub_ps(_mm512_load_ps(p), weights.scale, weights.largest));
-    };
-    const auto weigh_pair = [&](int i) {
-      const __m512 x = weight(scores + i * kLanes), y = weight(scores + (kKeyTile + i) * kLanes);
-      keep(i, x, y);
-      return _mm512_add_ps(x, y);
-    };
-    const auto weigh_four = [&](int i) {
-      const __m512 low = _mm512_add_ps(weigh_pair(i), weigh_pair(i + 1));
-      return _mm512_add_ps(low, _mm512_add_ps(weigh_pair(i + 2), weigh_pair(i + 3)));
-    };
-    const __m512 low = _mm512_add_ps(weigh_four(0), weigh_four(4));
-    weights.sum = _mm512_add_ps(weights.sum, _mm512_add_ps(low, _mm512_add_ps(weigh_four(8), weigh_four(12))));
   }
 
   void finish(int64_t t, const State& state) const {

@@ -1,5 +1,5 @@
-// The walk of a tile's queries over its keys, for a Dot that multiplies tiles of 16 x 32 by 32 x 16 bfloat16 into 16 x 16
-// float32. What is made of a group of keys, and what is known of the queries, is `Self`'s: ByLanes or ByRows.
+// The walk of a tile's queries over its keys. How these are multiplied is the Cache's: BFloat16Walk's or ByteWalk's. What
+// is made of a group of keys, and what is known of the queries, is in Rows or Lanes; `Self` is derived from both.
 //
 // Scores are [key, query], as keys come straight from the pool as the left operand. Both forms compute the same bits:
 // weights are summed over a chunk in one tree, and weighted values in pairs of the keys i and 16 + i.
@@ -8,15 +8,13 @@
 #include <math.h>
 
 #include "attention_ahead.h"
-#include "attention_bytes.h"
 #include "attention_keys.h"
-#include "attention_layout.h"
 #include "attention_math.h"
 
 namespace pallas_kernels {
 namespace {
 
-template <class Dot, class Cache, class Self>
+template <class Cache, class Self>
 class TileWalk : protected GroupOfKeys<Cache> {
   using Keys = GroupOfKeys<Cache>;
 
@@ -31,10 +29,7 @@ class TileWalk : protected GroupOfKeys<Cache> {
   void run() {
     place_lanes();
     bound_lanes();
-    if constexpr (Cache::kBytes)
-      pack_bytes_of_queries();
-    else
-      pack_queries();
+    self().pack_queries();
     const int64_t first_span = tile_.begin / kSpan, last_span = (tile_.end - 1) / kSpan;
     const bool one_span = first_span == last_span && !tile_.resumes && !tile_.pauses;
     if (tile_.resumes)
@@ -59,7 +54,7 @@ class TileWalk : protected GroupOfKeys<Cache> {
 
  protected:
   using Keys::a_, Keys::tile_, Keys::num_lanes_, Keys::layout_, Keys::keys_, Keys::key_stride_;
-  using Keys::min, Keys::max, Keys::dims_from;
+  using Keys::min, Keys::max;
 
   Self& self() { return static_cast<Self&>(*this); }
   const Self& self() const { return static_cast<const Self&>(*this); }
@@ -90,48 +85,15 @@ class TileWalk : protected GroupOfKeys<Cache> {
     return seen;
   }
 
-  // The scores of the chunks [first, end) that are seen.
-  void add_scores(int64_t t, const Seen& seen, int64_t first, int64_t end, float* to) const {
-    const int64_t tile = max(seen.first_tile, first * (kChunk / kKeyTile));
-    const int64_t end_tile = min(seen.end_tile, end * (kChunk / kKeyTile));
-    if (tile >= end_tile) return;
-    if constexpr (Cache::kBytes)
-      return add_scores_of_bytes(t, tile, end_tile, to);
-    else
-      Dot::scores(keys_ + tile, end_tile - tile, key_stride_,
-                  this->template at<uint16_t>(layout_.q) + t * layout_.steps * kTile, layout_.steps, to + tile * kResult);
-  }
-
-  // In units of the queries' and keys' scales, which are applied.
-  void add_scores_of_bytes(int64_t t, int64_t tile, int64_t end_tile, float* to) const {
-    const int8_t* q = this->template at<int8_t>(layout_.q) + t * planes() * layout_.byte_steps * kByteTile;
-    int32_t* sums = this->template at<int32_t>(layout_.sums);
-    const __m512 q_scales = _mm512_load_ps(this->template at<float>(layout_.q_scales) + t * kLanes);
-    for (int64_t count; tile < end_tile; tile += count) {
-      count = min(kMostOperands, end_tile - tile);
-      for (int64_t plane = 0; plane < planes(); ++plane)
-        Dot::template share_right<true>(keys_ + tile, count, key_stride_, kByteRow,
-                                        q + plane * layout_.byte_steps * kByteTile, kByteTile, layout_.byte_steps,
-                                        sums + plane * kMostOperands * kResult);
-      const float* k_scales = this->template at<float>(layout_.k_scales) + tile * kKeyTile;
-      for (int64_t key = 0; key < count * kKeyTile; ++key) {
-        const __m512i high = _mm512_load_si512(sums + key * kLanes);
-        const __m512i low = planes() == 1 ? _mm512_shuffle_i64x2(high, high, 0x4e)
-                                          : _mm512_load_si512(sums + kMostOperands * kResult + key * kLanes);
-        const __m512 score = _mm512_mul_ps(join(high, low), _mm512_set1_ps(k_scales[key]));
-        _mm512_store_ps(to + tile * kResult + key * kLanes, _mm512_mul_ps(score, q_scales));
-      }
-    }
-  }
-
-  // Operands that the bytes of 16 lanes make: up to eight lanes have their high and their low bytes in one.
-  int64_t planes() const { return num_lanes_ <= kLanes / 2 ? 1 : 2; }
-
   // The factor from scores, capped if they are to be, to logits in base 2.
   float factor() const { return (a_.soft_cap > 0 ? a_.soft_cap : a_.scale) * kLog2e; }
 
   // Which row of the results a lane is.
   int64_t result(int64_t lane) const { return int64_t{token_[lane]} * a_.heads + head_[lane]; }
+
+  const uint16_t* query(int64_t lane) const {
+    return a_.q + (int64_t{token_[lane]} * a_.heads + head_[lane]) * a_.head_dim;
+  }
 
   // The sinks of the lanes of a tile, as logits in base 2.
   __m512 sinks(int64_t t) const {
@@ -148,7 +110,6 @@ class TileWalk : protected GroupOfKeys<Cache> {
   ReadAhead ahead_;
   const int64_t repeat_;
   int32_t *const first_, *const last_, *const token_, *const head_;
-
   Bounds* const bounds_;
 
  private:
@@ -211,52 +172,6 @@ class TileWalk : protected GroupOfKeys<Cache> {
         bounds.latest_first = first_[lane] > bounds.latest_first ? first_[lane] : bounds.latest_first;
         bounds.newest = last_[lane] > bounds.newest ? last_[lane] : bounds.newest;
         bounds.earliest_last = last_[lane] < bounds.earliest_last ? last_[lane] : bounds.earliest_last;
-      }
-    }
-  }
-
-  const uint16_t* query(int64_t lane) const {
-    return a_.q + (int64_t{token_[lane]} * a_.heads + head_[lane]) * a_.head_dim;
-  }
-
-  // Right operands, plane by plane: [head_dim / 4, query, 4], zero beyond the head dim and in unused lanes.
-  void pack_bytes_of_queries() {
-    alignas(64) int8_t bytes[2][kLanes][kLargestHeadDim];
-    for (int64_t t = 0; t < layout_.tiles; ++t) {
-      float* scales = this->template at<float>(layout_.q_scales) + t * kLanes;
-      _mm512_store_ps(scales, _mm512_setzero_ps());
-      memset(bytes, 0, sizeof bytes);
-      for (int i = 0; i < lanes_of(t); ++i)
-        scales[i] = quantize_query(query(t * kLanes + i), a_.head_dim, bytes[0][i], bytes[1][i]);
-      int8_t* to = this->template at<int8_t>(layout_.q) + t * planes() * layout_.byte_steps * kByteTile;
-      for (int64_t plane = 0; plane < planes(); ++plane)
-        for (int64_t step = 0; step < layout_.byte_steps; ++step, to += kByteTile) {
-          __m512i rows[16];
-          for (int i = 0; i < 16; ++i) {
-            const int64_t from = planes() == 2 ? plane : i / (kLanes / 2);
-            rows[i] = _mm512_load_si512(bytes[from][planes() == 2 ? i : i % (kLanes / 2)] + kByteRow * step);
-          }
-          transpose(rows);
-          for (int i = 0; i < 16; ++i) _mm512_store_si512(to + kByteRow * i, rows[i]);
-        }
-    }
-  }
-
-  // Right operands: [head_dim / 2, query, 2], zero beyond the head dim and in unused lanes.
-  void pack_queries() {
-    for (int64_t t = 0; t < layout_.tiles; ++t) {
-      const int used = lanes_of(t);
-      for (int64_t step = 0; step < layout_.steps; ++step) {
-        const __mmask32 mask = dims_from(step);
-        __m512i rows[16];
-        for (int i = 0; i < 16; ++i) rows[i] = _mm512_setzero_si512();
-        for (int i = 0; i < used; ++i) {
-          const int64_t lane = t * kLanes + i;
-          rows[i] = _mm512_maskz_loadu_epi16(mask, query(lane) + 32 * step);
-        }
-        transpose(rows);
-        uint16_t* to = this->template at<uint16_t>(layout_.q) + (t * layout_.steps + step) * kTile;
-        for (int i = 0; i < 16; ++i) _mm512_store_si512(to + 32 * i, rows[i]);
       }
     }
   }

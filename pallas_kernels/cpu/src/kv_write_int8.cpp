@@ -1,5 +1,6 @@
 // A step's keys and values into their slots of a cache in bytes, quantized on the way, in place: the results are the
-// pools themselves. With rotary embedding before it, or without.
+// pools themselves. With rotary embedding before it, or without. For processors whose attention takes such a cache.
+#if defined(__x86_64__)
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -7,6 +8,7 @@
 #include "instruction_set.h"
 #include "int8_pool.h"
 #include "parallel.h"
+#include "quantize_head.h"
 #include "rope.h"
 #include "targets.h"
 
@@ -23,6 +25,25 @@ constexpr int64_t kTokens = 16;  // in a piece of work
 bool is(ffi::Span<const int64_t> shape, std::initializer_list<int64_t> expected) {
   return std::equal(shape.begin(), shape.end(), expected.begin(), expected.end());
 }
+
+struct Int8Pool {
+  Int8Pool(const Int8Values& bytes, const Int8Scales& factors)
+      : values(bytes.typed_data()), scales(factors.typed_data()), kv_heads(bytes.dimensions()[1]),
+        block_size(bytes.dimensions()[2]), head_dim(bytes.dimensions()[3]) {}
+
+  // Puts a token's heads, [kv_heads, head_dim], into a slot.
+  void write(int64_t slot, const uint16_t* heads) const {
+    const int64_t block = slot / block_size, offset = slot % block_size;
+    for (int64_t head = 0; head < kv_heads; ++head) {
+      const int64_t at = (block * kv_heads + head) * block_size + offset;
+      scales[at] = avx512_bf16::quantize_head(heads + head * head_dim, head_dim, values + at * head_dim);
+    }
+  }
+
+  int8_t* values;
+  float* scales;
+  int64_t kv_heads, block_size, head_dim;
+};
 
 const uint16_t* bits(const BFloat16& buffer) { return reinterpret_cast<const uint16_t*>(buffer.typed_data()); }
 
@@ -41,6 +62,16 @@ struct Operand {
   }
 };
 
+// Which token's slot is outside the pool, or nothing.
+std::string find_wrong_slot(const Int32& slots, int64_t count) {
+  const int32_t* slot = slots.typed_data();
+  for (int64_t token = 0; token < slots.dimensions()[0]; ++token)
+    if (slot[token] < 0 || slot[token] >= count)
+      return "token " + std::to_string(token) + " has slot " + std::to_string(slot[token]) + " of " +
+             std::to_string(count);
+  return {};
+}
+
 std::string find_wrong(const Operand& k, const Operand& v, const Int32& slots) {
   for (const std::string& wrong : {k.find_wrong(), v.find_wrong()})
     if (!wrong.empty()) return wrong;
@@ -55,7 +86,7 @@ ffi::Error fail(const char* operation, const std::string& wrong) {
 }
 
 ffi::Error not_here(const char* operation) {
-  return ffi::Error(ffi::ErrorCode::kUnimplemented, std::string(operation) + ": this processor has no AVX-512");
+  return ffi::Error(ffi::ErrorCode::kUnimplemented, std::string(operation) + ": int8 pools need AVX512-BF16 or AMX");
 }
 
 // Calls write(token, slot) for the tokens that are not padding.
@@ -77,7 +108,7 @@ ffi::Error kv_write(ffi::ThreadPool threads, Int8Values k_pool, Int8Scales k_sca
   const std::string wrong = find_wrong({k_pool, k_scales, *k_result, *k_scales_result},
                                        {v_pool, v_scales, *v_result, *v_scales_result}, slots);
   if (!wrong.empty()) return fail(name, wrong);
-  if (instruction_set() == InstructionSet::kNone) return not_here(name);
+  if (!has_products_of_bytes()) return not_here(name);
   const Int8Pool keys(k_pool, k_scales), values(v_pool, v_scales);
   const int64_t tokens = slots.dimensions()[0];
   if (!is(k.dimensions(), {tokens, keys.kv_heads, keys.head_dim}) ||
@@ -100,7 +131,7 @@ ffi::Error rope_kv_write(ffi::ThreadPool threads, Int8Values k_pool, Int8Scales 
   const std::string wrong = find_wrong({k_pool, k_scales, *k_result, *k_scales_result},
                                        {v_pool, v_scales, *v_result, *v_scales_result}, slots);
   if (!wrong.empty()) return fail(name, wrong);
-  if (instruction_set() == InstructionSet::kNone) return not_here(name);
+  if (!has_products_of_bytes()) return not_here(name);
   const Int8Pool keys(k_pool, k_scales), values(v_pool, v_scales);
   const int64_t tokens = slots.dimensions()[0], kv_heads = keys.kv_heads, head_dim = keys.head_dim;
   const auto xs = qkv.dimensions();
@@ -115,10 +146,10 @@ ffi::Error rope_kv_write(ffi::ThreadPool threads, Int8Values k_pool, Int8Scales 
     thread_local std::vector<uint16_t> key;
     const uint16_t* from = bits(qkv) + token * xs[1] * head_dim;
     const float *c = cos.typed_data() + token * (head_dim / 2), *s = sin.typed_data() + token * (head_dim / 2);
-    rope_avx512(from, c, s, heads, head_dim, rotated + token * heads * head_dim, head_dim);
+    avx512_bf16::rope(from, c, s, heads, head_dim, rotated + token * heads * head_dim, head_dim);
     if (padding) return;
     key.resize(kv_heads * head_dim);
-    rope_avx512(from + heads * head_dim, c, s, kv_heads, head_dim, key.data(), head_dim);
+    avx512_bf16::rope(from + heads * head_dim, c, s, kv_heads, head_dim, key.data(), head_dim);
     keys.write(slot, key.data());
     values.write(slot, from + (heads + kv_heads) * head_dim);
   });
@@ -158,3 +189,4 @@ PALLAS_KERNELS_TARGET(pallas_kernels_rope_kv_write_int8_v1, pallas_kernels::rope
                           .Ret<pallas_kernels::Int8Values>()
                           .Ret<pallas_kernels::Int8Scales>()
                           .Ret<pallas_kernels::BFloat16>());
+#endif

@@ -1,5 +1,6 @@
 #include "quantize_head.h"
 
+#if defined(__AVX512BF16__)
 #include <immintrin.h>
 #include <math.h>
 #include <string.h>
@@ -21,7 +22,7 @@ inline int largest_bits(const uint16_t* x, int64_t head_dim) {
 
 }  // namespace
 
-float quantize_head_avx512(const uint16_t* x, int64_t head_dim, int8_t* y) {
+float INSTRUCTION_SET::quantize_head(const uint16_t* x, int64_t head_dim, int8_t* y) {
   const int bits = largest_bits(x, head_dim) << 16;
   float largest;
   memcpy(&largest, &bits, sizeof largest);
@@ -41,3 +42,4 @@ float quantize_head_avx512(const uint16_t* x, int64_t head_dim, int8_t* y) {
 }
 
 }  // namespace pallas_kernels
+#endif

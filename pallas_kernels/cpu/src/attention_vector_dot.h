@@ -1,0 +1,62 @@
+// Tile products of attention by VDPBF16PS, or what stands for it in registers of 512 bits.
+#pragma once
+
+#include <string.h>
+
+#include "attention_layout.h"
+#include "vectors.h"
+
+namespace pallas_kernels {
+namespace {
+
+struct VectorDot {
+  // c[rows, 16] += a[rows, 2 * 16] b[16, 16, 2]
+  template <int kRows>
+  static void add(const uint16_t* a, int64_t stride, const uint16_t* b, __m512 (&c)[kRows]) {
+    for (int k = 0; k < 16; ++k) {
+      const __m512bh right = (__m512bh)_mm512_load_si512(b + 32 * k);
+      for (int i = 0; i < kRows; ++i) {
+        int32_t pair;
+        memcpy(&pair, a + i * stride + 2 * k, sizeof pair);
+        c[i] = _mm512_dpbf16_ps(c[i], (__m512bh)_mm512_set1_epi32(pair), right);
+      }
+    }
+  }
+
+  // The same, with c in memory and a's rows one after the other.
+  template <int kRows>
+  static void add_to(const uint16_t* a, const uint16_t* b, float* sums) {
+    __m512 c[kRows];
+    for (int i = 0; i < kRows; ++i) c[i] = _mm512_load_ps(sums + 16 * i);
+    add(a, 32, b, c);
+    for (int i = 0; i < kRows; ++i) _mm512_store_ps(sums + 16 * i, c[i]);
+  }
+
+  static void scores(const uint16_t* const* keys, int64_t tiles, int64_t stride, const uint16_t* q, int64_t steps,
+                     float* to) {
+    for (int64_t tile = 0; tile < tiles; ++tile, to += kResult) {
+      __m512 c[16];
+      for (auto& row : c) row = _mm512_setzero_ps();
+      for (int64_t step = 0; step < steps; ++step) add(keys[tile] + 32 * step, stride, q + step * kTile, c);
+      for (int i = 0; i < 16; ++i) _mm512_store_ps(to + 16 * i, c[i]);
+    }
+  }
+
+  static constexpr int64_t kMostSums = kLargestHeadDim / 16;
+
+  static void load_sums(const float*, int64_t) {}
+  static void store_sums(float*, int64_t) {}
+
+  static void add_values(const uint16_t* values, int64_t count, const uint16_t* weights, float* sums) {
+    for (int64_t tile = 0; tile < count; ++tile) add_to<16>(values + tile * kTile, weights, sums + tile * kResult);
+  }
+
+  // weights: [query, key]; values: tiles of [key, dim, 2].
+  static void add_rows(const uint16_t* weights, int queries, const uint16_t* values, int64_t count, float* sums) {
+    for (int64_t tile = 0; tile < count; ++tile, values += kTile, sums += kResult)
+      for (int query = 0; query < queries; query += 4) add_to<4>(weights + query * 32, values, sums + query * 16);
+  }
+};
+
+}  // namespace
+}  // namespace pallas_kernels
