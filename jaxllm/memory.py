@@ -28,7 +28,7 @@ def own_process() -> None:
 
 
 def give_back_memory() -> None:
-    """Give back what was freed and, in a process that is jaxllm's own, the code of JAX's library that is not running."""
+    """Give back what was freed and, in a process of jaxllm's own, the code of JAX's library that is not running."""
     trim_heap()
     if _owner:
         forget_code("jaxlib")
