@@ -185,10 +185,12 @@ def kernels_of(model: Model) -> dict[str, str]:
     query = array((8, config.num_heads, config.head_dim), model.dtype)
     logits = array((8, config.vocab_size), jnp.float32)
     operands: dict[str, dict[str, Any]] = {
-        "matmul": {"x": weight, "weight": weight, "out_dtype": model.dtype}, "swiglu": {"x": weight, "weight": weight},
+        "matmul": {"x": weight, "weight": weight, "out_dtype": model.dtype},
+        "gated_matmul": {"x": weight, "weight": weight, "activation": config.activation},
         "paged_attention": {"q": query}, "rope_kv_write": {"k_pool": query}}
     blocks = {"x": weight, "weight": weight, "kind": "I8", "scale": None}
-    operands |= {"quantized_matmul": {**blocks, "out_dtype": model.dtype}, "quantized_swiglu": blocks}
+    operands |= {"quantized_matmul": {**blocks, "out_dtype": model.dtype},
+                 "quantized_gated_matmul": {**blocks, "activation": config.activation}}
     return {operation: registry.choose(operation, operands=operands.get(operation, {"logits": logits})
                                        ).implementation.name for operation in registry.operations()}
 

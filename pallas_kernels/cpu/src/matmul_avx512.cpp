@@ -4,7 +4,7 @@
 
 #include "gguf_rows.h"
 #include "matmul.h"
-#include "swiglu.h"
+#include "gate.h"
 
 namespace pallas_kernels {
 namespace {
@@ -101,7 +101,7 @@ void block(const Matmul& m, const uint16_t* w, const uint16_t* up, int64_t t, in
     dots(m, up, t, m.outputs + o, ups);
     for (int r = 0; r < kTokens; ++r)
       for (int c = 0; c < kOutputs; ++c)
-        sums[r][c] = _mm512_cvtss_f32(swiglu(_mm512_set1_ps(sums[r][c]), _mm512_set1_ps(ups[r][c])));
+        sums[r][c] = _mm512_cvtss_f32(gated(m.activation, _mm512_set1_ps(sums[r][c]), _mm512_set1_ps(ups[r][c])));
   }
   for (int r = 0; r < kTokens; ++r)
     for (int c = 0; c < kOutputs; ++c) store(m, t + r, o + c, sums[r][c]);
