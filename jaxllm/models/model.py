@@ -49,8 +49,8 @@ class Model:
 
     def step_context(self, positions: Int[Array, " T"], slots: Int[Array, " T"], attention: Any) -> StepContext:
         """What the layers of a step share."""
-        frequencies = jnp.asarray(self.config.rope.inverse_frequencies(self.config.head_dim))
-        return StepContext(*rope_tables(positions, frequencies), slots, attention)
+        frequencies = [jnp.asarray(rope.inverse_frequencies(self.config.head_dim)) for rope in self.config.ropes]
+        return StepContext(tuple(rope_tables(positions, each) for each in frequencies), slots, attention)
 
     @staticmethod
     def run_layers(graphs: Sequence[nnx.GraphDef], params: Sequence[Params], x: Float[Array, "T D"], step: StepContext,
@@ -68,7 +68,9 @@ class Model:
 
     def logits(self, params: Params, rows: Float[Array, "B D"]) -> Float[Array, "B V"]:
         """Float32 logits of hidden rows; needs only ``outer_params``."""
-        return linear(rows, params["head" if "head" in self.graphs else "embedding"]["weight"], jnp.float32)
+        logits = linear(rows, params["head" if "head" in self.graphs else "embedding"]["weight"], jnp.float32)
+        cap = self.config.logit_soft_cap
+        return logits if cap is None else cap * jnp.tanh(logits / cap)
 
     @staticmethod
     def outer_params(params: Params) -> Params:
@@ -117,13 +119,13 @@ class Model:
         return sum(spec.size for spec in self.specs.values())
 
     def init(self, seed: int = 0, scale: float = 0.02) -> Params:
-        """Random parameters: normal with standard deviation ``scale``, ones for norms, zeros for biases. Those kept in
-        parts must be so in int8."""
+        """Random parameters: normal with standard deviation ``scale``, zeros for biases, norms that only normalize.
+        Those kept in parts must be so in int8."""
         generator = np.random.default_rng(seed)
 
         def leaf(path: str, spec: ParamSpec) -> Any:
             if "norm" in path:
-                values = np.ones(spec.shape, np.float32)
+                values = np.full(spec.shape, 1 - self.config.norm_offset, np.float32)
             elif path.endswith(".bias"):
                 values = np.zeros(spec.shape, np.float32)
             else:

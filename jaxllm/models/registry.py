@@ -5,30 +5,46 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from jaxllm.errors import UnsupportedModelError
 from jaxllm.models.config import DecoderConfig
-from jaxllm.models.families import llama
+from jaxllm.models.families import gemma, llama, mistral, qwen
+from jaxllm.models.families.common import HFConfig, Names, ignored_tensors, weight_map
 
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """What a family file provides."""
+    """What a family file provides.
+
+    architectures: of ``config.json``. decoder_config: its translation. names: of the weights.
+    """
 
     name: str
     architectures: tuple[str, ...]
-    decoder_config: Callable[[Mapping[str, Any]], DecoderConfig]
-    weight_map: Callable[[DecoderConfig], dict[str, tuple[str, ...]]]
-    ignored_tensors: Callable[[DecoderConfig], tuple[str, ...]]
+    decoder_config: Callable[[HFConfig], DecoderConfig]
+    names: Names
+
+    def weight_map(self, config: DecoderConfig) -> dict[str, tuple[str, ...]]:
+        """For each parameter, the checkpoint tensors that make it up, stacked along their first axis."""
+        return weight_map(self.names, config)
+
+    def ignored_tensors(self, config: DecoderConfig) -> tuple[str, ...]:
+        """Patterns of checkpoint tensors that hold nothing the config and the other tensors do not say."""
+        return ignored_tensors(config)
 
 
 FAMILIES = (
-    Family("llama", llama.ARCHITECTURES, llama.decoder_config, llama.weight_map, llama.ignored_tensors),
+    Family("llama", llama.ARCHITECTURES, llama.decoder_config, llama.NAMES),
+    Family("mistral", mistral.ARCHITECTURES, mistral.decoder_config, mistral.NAMES),
+    Family("qwen2", qwen.QWEN2_ARCHITECTURES, qwen.qwen2_config, qwen.QWEN2_NAMES),
+    Family("qwen3", qwen.QWEN3_ARCHITECTURES, qwen.qwen3_config, qwen.QWEN3_NAMES),
+    Family("gemma", gemma.GEMMA1_ARCHITECTURES, gemma.gemma1_config, gemma.GEMMA1_NAMES),
+    Family("gemma2", gemma.GEMMA2_ARCHITECTURES, gemma.gemma2_config, gemma.GEMMA2_NAMES),
+    Family("gemma3", gemma.GEMMA3_ARCHITECTURES, gemma.gemma3_config, gemma.GEMMA3_NAMES),
 )
 
 
-def family_of(hf_config: Mapping[str, Any]) -> Family:
+def family_of(hf_config: HFConfig) -> Family:
     """The family that serves a ``config.json``; ``UnsupportedModelError`` names the nearest ones otherwise."""
     architectures = hf_config.get("architectures") or []
     if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
@@ -47,7 +63,7 @@ def family_of(hf_config: Mapping[str, Any]) -> Family:
     )
 
 
-def _refuse_quantized(hf_config: Mapping[str, Any]) -> None:
+def _refuse_quantized(hf_config: HFConfig) -> None:
     """Quantized tensors have other names, and some the same names and other meanings."""
     quantization = hf_config.get("quantization_config") or hf_config.get("compression_config")
     if quantization:
