@@ -126,7 +126,8 @@ def _kinds(model: Model) -> dict[str, int]:
 def _architecture(config: Any) -> Report:
     names = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "intermediate_size", "vocab_size",
              "max_position_embeddings", "sliding_window", "tie_word_embeddings")
-    return {name: getattr(config, name) for name in names}
+    layers = sum(config.window_of(layer) is not None for layer in range(config.num_layers))
+    return {name: getattr(config, name) for name in names} | {"window_layers": layers}
 
 
 def _describe_engine(report: Report, model: Model, tokenizer: Tokenizer | None, engine: EngineOptions) -> None:
@@ -153,7 +154,7 @@ def _describe_engine(report: Report, model: Model, tokenizer: Tokenizer | None, 
     costs = ModelCosts.of(model, spec)
     report["step"] = {
         "weight_bytes": costs.layer_bytes + costs.head_bytes, "flops_per_token": costs.layer_flops + costs.head_flops,
-        "flops_per_context_token": costs.attention_flops,
+        "flops_per_context_token": model.config.num_layers * costs.attention_flops,
     }
     try:
         config, spec = choose_config(model, EngineSizes(**engine.given()), tokenizer)

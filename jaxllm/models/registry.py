@@ -16,10 +16,12 @@ from jaxllm.models.families.common import HFConfig, Names, ignored_tensors, weig
 class Family:
     """What a family file provides.
 
-    architectures: of ``config.json``. decoder_config: its translation. names: of the weights.
+    variants: the published models that it serves. architectures: of ``config.json``. decoder_config: its translation.
+    names: of the weights.
     """
 
     name: str
+    variants: str
     architectures: tuple[str, ...]
     decoder_config: Callable[[HFConfig], DecoderConfig]
     names: Names
@@ -34,13 +36,13 @@ class Family:
 
 
 FAMILIES = (
-    Family("llama", llama.ARCHITECTURES, llama.decoder_config, llama.NAMES),
-    Family("mistral", mistral.ARCHITECTURES, mistral.decoder_config, mistral.NAMES),
-    Family("qwen2", qwen.QWEN2_ARCHITECTURES, qwen.qwen2_config, qwen.QWEN2_NAMES),
-    Family("qwen3", qwen.QWEN3_ARCHITECTURES, qwen.qwen3_config, qwen.QWEN3_NAMES),
-    Family("gemma", gemma.GEMMA1_ARCHITECTURES, gemma.gemma1_config, gemma.GEMMA1_NAMES),
-    Family("gemma2", gemma.GEMMA2_ARCHITECTURES, gemma.gemma2_config, gemma.GEMMA2_NAMES),
-    Family("gemma3", gemma.GEMMA3_ARCHITECTURES, gemma.gemma3_config, gemma.GEMMA3_NAMES),
+    Family("llama", "Llama 1 to 3.3, SmolLM2, TinyLlama", llama.ARCHITECTURES, llama.decoder_config, llama.NAMES),
+    Family("mistral", "Mistral 7B, Nemo, Small 3", mistral.ARCHITECTURES, mistral.decoder_config, mistral.NAMES),
+    Family("qwen2", "Qwen 2 and 2.5", qwen.QWEN2_ARCHITECTURES, qwen.qwen2_config, qwen.QWEN2_NAMES),
+    Family("qwen3", "Qwen 3, dense", qwen.QWEN3_ARCHITECTURES, qwen.qwen3_config, qwen.QWEN3_NAMES),
+    Family("gemma", "Gemma 1, CodeGemma", gemma.GEMMA1_ARCHITECTURES, gemma.gemma1_config, gemma.GEMMA1_NAMES),
+    Family("gemma2", "Gemma 2", gemma.GEMMA2_ARCHITECTURES, gemma.gemma2_config, gemma.GEMMA2_NAMES),
+    Family("gemma3", "Gemma 3, text", gemma.GEMMA3_ARCHITECTURES, gemma.gemma3_config, gemma.GEMMA3_NAMES),
 )
 
 

@@ -41,7 +41,7 @@ class GGUFSource(ModelSource):
         self.metadata: dict[str, Any] = headers[0].metadata
         self._architecture = architecture_of(self.metadata, path)
         try:
-            self._config = self._architecture.config(self.metadata)
+            self._config = {"architectures": [self._architecture.name], **self._architecture.config(self.metadata)}
         except (CheckpointError, UnsupportedModelError) as error:
             raise type(error)(f"{path}: {error}") from None
         self._stored: dict[str, tuple[GGUFTensor, Path]] = {}

@@ -23,14 +23,17 @@ _END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<|end_of_turn|>", "<end_
 class Architecture:
     """One GGUF ``general.architecture``.
 
+    name: what Hugging Face calls it in ``config.json``.
     tensors: GGUF names to Hugging Face names; ``{}`` stands for the layer number in both.
-    config: the metadata to a ``config.json``; what depends on the tensors (``vocab_size``, tied embeddings, biases) and
-        the tokenizer (``bos_token_id``, ``eos_token_id``) is added by the reader, for all architectures alike.
+    config: the metadata to the rest of a ``config.json``; what depends on the tensors (``vocab_size``, tied embeddings,
+        biases) and the tokenizer (``bos_token_id``, ``eos_token_id``) is added by the reader, for all architectures
+        alike.
     permuted: GGUF names (with ``{}``) whose rows llama.cpp reorders for its rotary embedding, to the ``config`` key
         that holds their number of heads.
     raised: GGUF names (with ``{}``) of norms that llama.cpp stores with 1 added.
     """
 
+    name: str
     tensors: Mapping[str, str]
     config: Callable[[Metadata], dict[str, Any]]
     permuted: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -100,17 +103,16 @@ def _rope_scaling(metadata: Metadata, prefix: str) -> dict[str, Any] | None:
     return scaling
 
 
-def _common_config(metadata: Metadata, prefix: str, architecture: str, head_dim: int | None = None) -> dict[str, Any]:
-    """What all architectures here say alike. head_dim: where the file does not say; ``None`` is the width per head."""
+def _common_config(metadata: Metadata, prefix: str) -> dict[str, Any]:
+    """What all architectures here say alike."""
     heads = _integer(metadata, f"{prefix}.attention.head_count")
     width = _integer(metadata, f"{prefix}.embedding_length")
-    head_dim = _integer(metadata, f"{prefix}.attention.key_length", head_dim or max(1, width // heads))
+    head_dim = _integer(metadata, f"{prefix}.attention.key_length", max(1, width // heads))
     for key in (f"{prefix}.rope.dimension_count", f"{prefix}.attention.value_length"):
         if metadata.get(key, head_dim) != head_dim:
             raise UnsupportedModelError(f"the GGUF metadata {key!r} is {metadata[key]!r}; for the architecture "
                                         f"{prefix!r} only the head's size, {head_dim}, is supported")
     return {
-        "architectures": [architecture],
         "hidden_size": width,
         "intermediate_size": _integer(metadata, f"{prefix}.feed_forward_length"),
         "num_hidden_layers": _integer(metadata, f"{prefix}.block_count"),
@@ -128,24 +130,23 @@ def _llama_config(metadata: Metadata) -> dict[str, Any]:
     if metadata.get("llama.expert_count"):
         raise UnsupportedModelError(f"GGUF architecture 'llama' with llama.expert_count="
                                     f"{metadata['llama.expert_count']} (mixture of experts) is not supported")
-    return _common_config(metadata, "llama", "LlamaForCausalLM") | {"model_type": "llama", "hidden_act": "silu"}
+    return _common_config(metadata, "llama") | {"model_type": "llama", "hidden_act": "silu"}
 
 
 def _qwen2_config(metadata: Metadata) -> dict[str, Any]:
-    return _common_config(metadata, "qwen2", "Qwen2ForCausalLM") | {"model_type": "qwen2", "hidden_act": "silu"}
+    return _common_config(metadata, "qwen2") | {"model_type": "qwen2", "hidden_act": "silu"}
 
 
 def _qwen3_config(metadata: Metadata) -> dict[str, Any]:
-    return _common_config(metadata, "qwen3", "Qwen3ForCausalLM") | {"model_type": "qwen3", "hidden_act": "silu"}
+    return _common_config(metadata, "qwen3") | {"model_type": "qwen3", "hidden_act": "silu"}
 
 
 def _gemma_config(metadata: Metadata) -> dict[str, Any]:
-    return _common_config(metadata, "gemma", "GemmaForCausalLM") | {
-        "model_type": "gemma", "hidden_act": "gelu_pytorch_tanh"}
+    return _common_config(metadata, "gemma") | {"model_type": "gemma", "hidden_act": "gelu_pytorch_tanh"}
 
 
 def _gemma2_config(metadata: Metadata) -> dict[str, Any]:
-    config = _common_config(metadata, "gemma2", "Gemma2ForCausalLM")
+    config = _common_config(metadata, "gemma2")
     return config | {
         "model_type": "gemma2",
         "hidden_activation": "gelu_pytorch_tanh",
@@ -157,7 +158,7 @@ def _gemma2_config(metadata: Metadata) -> dict[str, Any]:
 
 
 def _gemma3_config(metadata: Metadata) -> dict[str, Any]:
-    config = _common_config(metadata, "gemma3", "Gemma3ForCausalLM")
+    config = _common_config(metadata, "gemma3")
     return config | {
         "model_type": "gemma3_text",
         "hidden_activation": "gelu_pytorch_tanh",
@@ -206,13 +207,15 @@ _GEMMA2_TENSORS = _LLAMA_TENSORS | {
 }
 
 
-def _gemma(tensors: Mapping[str, str], config: Callable[[Metadata], dict[str, Any]]) -> Architecture:
-    return Architecture(tensors, config, raised=frozenset(name for name in tensors if name.endswith("norm.weight")))
+def _gemma(name: str, tensors: Mapping[str, str], config: Callable[[Metadata], dict[str, Any]]) -> Architecture:
+    raised = frozenset(tensor for tensor in tensors if tensor.endswith("norm.weight"))
+    return Architecture(name, tensors, config, raised=raised)
 
 
 ARCHITECTURES: dict[str, Architecture] = {
     # Llama 2 and 3, Mistral, SmolLM2, TinyLlama: llama.cpp calls all of them "llama".
     "llama": Architecture(
+        "LlamaForCausalLM",
         tensors=_LLAMA_TENSORS,
         config=_llama_config,
         permuted={
@@ -220,9 +223,9 @@ ARCHITECTURES: dict[str, Architecture] = {
             "blk.{}.attn_k.weight": "num_key_value_heads", "blk.{}.attn_k.bias": "num_key_value_heads",
         },
     ),
-    "qwen2": Architecture(_LLAMA_TENSORS, _qwen2_config),
-    "qwen3": Architecture(_LLAMA_TENSORS | _QK_NORMS, _qwen3_config),
-    "gemma": _gemma(_LLAMA_TENSORS, _gemma_config),
-    "gemma2": _gemma(_GEMMA2_TENSORS, _gemma2_config),
-    "gemma3": _gemma(_GEMMA2_TENSORS | _QK_NORMS, _gemma3_config),
+    "qwen2": Architecture("Qwen2ForCausalLM", _LLAMA_TENSORS, _qwen2_config),
+    "qwen3": Architecture("Qwen3ForCausalLM", _LLAMA_TENSORS | _QK_NORMS, _qwen3_config),
+    "gemma": _gemma("GemmaForCausalLM", _LLAMA_TENSORS, _gemma_config),
+    "gemma2": _gemma("Gemma2ForCausalLM", _GEMMA2_TENSORS, _gemma2_config),
+    "gemma3": _gemma("Gemma3ForCausalLM", _GEMMA2_TENSORS | _QK_NORMS, _gemma3_config),
 }
