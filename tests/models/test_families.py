@@ -100,6 +100,17 @@ def _check_batch(name, dtype):
         _check(name, row, np.concatenate([part[row] for part in parts]), dtype)
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.sweep)])
+def test_bits_do_not_depend_on_company_or_chunks(name, dtype):
+    forward, sequences = _forward(name, dtype), [ids for ids, _, _ in _expected(name)]
+    forward.reset()
+    together = forward.step(sequences)
+    forward.reset()
+    alone = [forward.step([[], sequences[1][start:start + 3], []])[1] for start in range(0, len(sequences[1]), 3)]
+    np.testing.assert_array_equal(np.concatenate(alone), together[1])
+
+
 @pytest.mark.parametrize("name", REPRESENTATIVES)
 def test_the_engine_gives_the_greedy_tokens(name):
     opened, params = _opened(name, "float32")
