@@ -79,15 +79,16 @@ class RopeConfig:
 class DecoderConfig:
     """The shapes and switches of a decoder-only transformer.
 
-    rope: rotary embedding; local_rope: that of window layers, where it is another.
+    rope: rotary embedding; local_rope: that of window layers, where it is another. unrotated_layers: those without.
     sliding_window: keys a query sees, itself included; ``None`` is full causal attention. full_layers: the layers that
         see everything nevertheless.
     attention_scale: factor of the scores; ``None`` is ``head_dim ** -0.5``. attention_soft_cap, logit_soft_cap: ``cap *
         tanh(x / cap)`` of the scores, of the logits.
-    qk_norm: a norm over each head of the queries and of the keys, before the rotary embedding.
-    post_norms: attention and MLP are normalized after as well as before.
+    qk_norm: a norm of queries and of keys before the rotary embedding, over each head or over all of them.
+    pre_norms, post_norms: whether attention and MLP are normalized before and after.
     norm_offset: added to the weights of all norms (Gemma stores them less 1).
-    embedding_scale: factor of the embedding's rows, which it is rounded for to their dtype.
+    embedding_scale: factor of the embedding's rows, which it is rounded for to their dtype. residual_scale: of what
+        attention and MLP add to the residual stream, in float32. logit_scale: of the logits, before their cap.
     activation: of the gate of the MLP.
 
     Raises ``UnsupportedModelError`` naming what makes no sense.
@@ -105,6 +106,7 @@ class DecoderConfig:
     rms_norm_eps: float = 1e-6
     rope: RopeConfig = RopeConfig()
     local_rope: RopeConfig | None = None
+    unrotated_layers: tuple[int, ...] = ()
     tie_word_embeddings: bool = False
     attention_bias: bool = False
     attention_output_bias: bool = False
@@ -114,10 +116,13 @@ class DecoderConfig:
     attention_scale: float | None = None
     attention_soft_cap: float | None = None
     logit_soft_cap: float | None = None
-    qk_norm: bool = False
+    qk_norm: Literal["none", "head", "all"] = "none"
+    pre_norms: bool = True
     post_norms: bool = False
     norm_offset: float = 0.0
     embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
     activation: Activation = "silu"
 
     def __post_init__(self) -> None:
@@ -135,7 +140,8 @@ class DecoderConfig:
         if self.activation not in ACTIVATIONS:
             raise UnsupportedModelError(f"the model's config has the activation {self.activation!r}; supported: "
                                         + ", ".join(ACTIVATIONS))
-        for name in ("attention_scale", "attention_soft_cap", "logit_soft_cap", "embedding_scale"):
+        for name in ("attention_scale", "attention_soft_cap", "logit_soft_cap", "embedding_scale", "residual_scale",
+                     "logit_scale"):
             if getattr(self, name) is not None:
                 _require_positive(name, getattr(self, name))
         if self.num_heads % self.num_kv_heads:
@@ -150,10 +156,14 @@ class DecoderConfig:
         return None if layer in self.full_layers else self.sliding_window
 
     @property
-    def ropes(self) -> tuple[RopeConfig, ...]:
-        """The rotary embeddings that layers use: one, or that of full layers and that of window layers."""
-        return (self.rope,) if self.local_rope is None else (self.rope, self.local_rope)
+    def ropes(self) -> tuple[RopeConfig | None, ...]:
+        """The rotary embeddings that layers use, ``None`` for layers without."""
+        kinds: tuple[RopeConfig | None, ...] = (self.rope,)
+        kinds += () if self.local_rope is None else (self.local_rope,)
+        return (*kinds, None) if self.unrotated_layers else kinds
 
     def rope_of(self, layer: int) -> int:
         """Which of ``ropes`` a layer uses."""
+        if layer in self.unrotated_layers:
+            return len(self.ropes) - 1
         return 0 if self.local_rope is None or self.window_of(layer) is None else 1

@@ -46,8 +46,9 @@ class Attention(nnx.Module):
         self.soft_cap = config.attention_soft_cap
         self.qkv = Linear(config.hidden_size, (heads + 2 * kv_heads) * size, ("heads", "embed"), dtype,
                           bias=config.attention_bias)
-        self.q_norm = norm(config, dtype, size) if config.qk_norm else None
-        self.k_norm = norm(config, dtype, size) if config.qk_norm else None
+        self.normed_heads = (heads, kv_heads) if config.qk_norm == "all" else (1, 1)
+        self.q_norm, self.k_norm = (None if config.qk_norm == "none" else norm(config, dtype, normed * size)
+                                    for normed in self.normed_heads)
         self.out = Linear(heads * size, config.hidden_size, ("embed", "heads"), dtype,
                           bias=config.attention_output_bias)
 
@@ -57,7 +58,9 @@ class Attention(nnx.Module):
         qkv = self.qkv(x).reshape(x.shape[0], heads + 2 * kv_heads, size)
         if self.q_norm is not None and self.k_norm is not None:
             q, k, v = jnp.split(qkv, (heads, heads + kv_heads), axis=1)
-            qkv = jnp.concatenate([self.q_norm(q), self.k_norm(k), v], axis=1)
+            q, k = (each_norm(part.reshape(x.shape[0], -1, each * size)).reshape(part.shape) for each_norm, part, each
+                    in zip((self.q_norm, self.k_norm), (q, k), self.normed_heads, strict=True))
+            qkv = jnp.concatenate([q, k, v], axis=1)
         cos, sin = step.rotary[self.rope]
         k_pool, v_pool, q = rope_kv_write(cache["k"], cache["v"], qkv, cos, sin, step.slots)
         attended = paged_attention(q, k_pool, v_pool, step.attention, scale=self.scale, window=self.window,
@@ -80,26 +83,35 @@ class GatedMLP(nnx.Module):
 
 
 class DecoderLayer(nnx.Module):
-    """Attention and MLP, each behind its own norm, each added to the residual stream, after another norm if there is
-    one."""
+    """Attention and MLP, each between norms of its own, if there are any, and each added to the residual stream."""
 
     def __init__(self, config: DecoderConfig, layer: int, dtype: DTypeLike) -> None:
-        self.attention_norm = norm(config, dtype)
+        self.residual_scale = config.residual_scale
+        self.attention_norm = norm(config, dtype) if config.pre_norms else None
         self.attention = Attention(config, layer, dtype)
         self.attention_post_norm = norm(config, dtype) if config.post_norms else None
-        self.mlp_norm = norm(config, dtype)
+        self.mlp_norm = norm(config, dtype) if config.pre_norms else None
         self.mlp = GatedMLP(config, dtype)
         self.mlp_post_norm = norm(config, dtype) if config.post_norms else None
 
     def __call__(self, x: Float[Array, "T D"], step: StepContext, cache: LayerCache
                  ) -> tuple[Float[Array, "T D"], LayerCache]:
         with jax.named_scope("attention"):
-            attended, cache = self.attention(self.attention_norm(x), step, cache)
-            x = x + (attended if self.attention_post_norm is None else self.attention_post_norm(attended))
+            attended, cache = self.attention(_normed(x, self.attention_norm), step, cache)
+            x = x + self._scaled(_normed(attended, self.attention_post_norm))
         with jax.named_scope("mlp"):
-            gated = self.mlp(self.mlp_norm(x))
-            x = x + (gated if self.mlp_post_norm is None else self.mlp_post_norm(gated))
+            gated = self.mlp(_normed(x, self.mlp_norm))
+            x = x + self._scaled(_normed(gated, self.mlp_post_norm))
         return x, cache
+
+    def _scaled(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
+        if self.residual_scale == 1:
+            return x
+        return (x.astype(jnp.float32) * self.residual_scale).astype(x.dtype)
+
+
+def _normed(x: Float[Array, "T D"], norm: RMSNorm | None) -> Float[Array, "T D"]:
+    return x if norm is None else norm(x)
 
 
 def norm(config: DecoderConfig, dtype: DTypeLike, size: int | None = None) -> RMSNorm:

@@ -49,8 +49,11 @@ class Model:
 
     def step_context(self, positions: Int[Array, " T"], slots: Int[Array, " T"], attention: Any) -> StepContext:
         """What the layers of a step share."""
-        frequencies = [jnp.asarray(rope.inverse_frequencies(self.config.head_dim)) for rope in self.config.ropes]
-        return StepContext(tuple(rope_tables(positions, each) for each in frequencies), slots, attention)
+        size = self.config.head_dim
+        # Angles of zero turn nothing.
+        frequencies = (np.zeros(size // 2, np.float32) if rope is None else rope.inverse_frequencies(size)
+                       for rope in self.config.ropes)
+        return StepContext(tuple(rope_tables(positions, jnp.asarray(each)) for each in frequencies), slots, attention)
 
     @staticmethod
     def run_layers(graphs: Sequence[nnx.GraphDef], params: Sequence[Params], x: Float[Array, "T D"], step: StepContext,
@@ -69,7 +72,8 @@ class Model:
     def logits(self, params: Params, rows: Float[Array, "B D"]) -> Float[Array, "B V"]:
         """Float32 logits of hidden rows; needs only ``outer_params``."""
         logits = linear(rows, params["head" if "head" in self.graphs else "embedding"]["weight"], jnp.float32)
-        cap = self.config.logit_soft_cap
+        scale, cap = self.config.logit_scale, self.config.logit_soft_cap
+        logits = logits if scale == 1 else logits * scale
         return logits if cap is None else cap * jnp.tanh(logits / cap)
 
     @staticmethod

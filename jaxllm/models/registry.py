@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from jaxllm.errors import UnsupportedModelError
 from jaxllm.models.config import DecoderConfig
-from jaxllm.models.families import gemma, llama, mistral, qwen
+from jaxllm.models.families import gemma, granite, llama, mistral, olmo, phi3, qwen, seed_oss, smollm3
 from jaxllm.models.families.common import HFConfig, Names, ignored_tensors, weight_map
 
 
@@ -43,6 +43,11 @@ FAMILIES = (
     Family("gemma", "Gemma 1, CodeGemma", gemma.GEMMA1_ARCHITECTURES, gemma.gemma1_config, gemma.GEMMA1_NAMES),
     Family("gemma2", "Gemma 2", gemma.GEMMA2_ARCHITECTURES, gemma.gemma2_config, gemma.GEMMA2_NAMES),
     Family("gemma3", "Gemma 3, text", gemma.GEMMA3_ARCHITECTURES, gemma.gemma3_config, gemma.GEMMA3_NAMES),
+    Family("granite", "Granite 3, dense", granite.ARCHITECTURES, granite.decoder_config, granite.NAMES),
+    Family("olmo2", "OLMo 2", olmo.ARCHITECTURES, olmo.decoder_config, olmo.NAMES),
+    Family("phi3", "Phi-3 with 4k tokens, Phi-4", phi3.ARCHITECTURES, phi3.decoder_config, phi3.NAMES),
+    Family("seed_oss", "Seed-OSS", seed_oss.ARCHITECTURES, seed_oss.decoder_config, seed_oss.NAMES),
+    Family("smollm3", "SmolLM3", smollm3.ARCHITECTURES, smollm3.decoder_config, smollm3.NAMES),
 )
 
 

@@ -61,24 +61,30 @@ def features(config: DecoderConfig) -> Iterator[str]:
         yield f"{config.rope.kind} rope"
     if config.local_rope is not None:
         yield "a rotary base of window layers"
+    if config.unrotated_layers:
+        yield "layers without rotary embedding"
     if config.attention_bias:
         yield "biases of q, k, v" + (" and output" if config.attention_output_bias else "")
     if config.mlp_bias:
         yield "biases of the MLP"
-    if config.qk_norm:
-        yield "norms of q and k"
+    if config.qk_norm != "none":
+        yield "norms of q and k" + (" over all heads" if config.qk_norm == "all" else "")
     if config.post_norms:
-        yield "norms after attention and MLP"
+        yield f"norms after attention and MLP{'' if config.pre_norms else ', none before'}"
     if config.norm_offset:
         yield "norm weights plus 1"
     if config.embedding_scale != 1:
         yield "scaled embedding"
+    if config.residual_scale != 1:
+        yield "scaled residuals"
     if config.activation != "silu":
         yield "GeGLU"
     if config.attention_scale is not None:
         yield "attention scale"
     if config.attention_soft_cap is not None:
         yield "soft cap of scores"
+    if config.logit_scale != 1:
+        yield "scaled logits"
     if config.logit_soft_cap is not None:
         yield "soft cap of logits"
 

@@ -81,7 +81,7 @@ def gemma3_config(hf: HFConfig) -> DecoderConfig:
         **_shared_fields(hf, context=131_072),
         rope=rope,
         local_rope=local,
-        qk_norm=True,
+        qk_norm="head",
         post_norms=True,
         sliding_window=hf.get("sliding_window", 4096),
         full_layers=full_layers(hf, lambda layer: (layer + 1) % pattern == 0),

@@ -34,7 +34,7 @@ def qwen3_config(hf: HFConfig) -> DecoderConfig:
     """The ``DecoderConfig`` that a dense Qwen 3 ``config.json`` means."""
     bias = bool(hf.get("attention_bias", False))
     fields = _shared_fields(hf) | {"head_dim": hf.get("head_dim") or 128}
-    return DecoderConfig(family="qwen3", **fields, attention_bias=bias, attention_output_bias=bias, qk_norm=True)
+    return DecoderConfig(family="qwen3", **fields, attention_bias=bias, attention_output_bias=bias, qk_norm="head")
 
 
 def _shared_fields(hf: HFConfig) -> dict[str, Any]:
