@@ -60,7 +60,8 @@ class Attention(nnx.Module):
             q, k, v = jnp.split(qkv, (heads, heads + kv_heads), axis=1)
             q, k = (each_norm(part.reshape(x.shape[0], -1, each * size)).reshape(part.shape) for each_norm, part, each
                     in zip((self.q_norm, self.k_norm), (q, k), self.normed_heads, strict=True))
-            qkv = jnp.concatenate([q, k, v], axis=1)
+            # Whether XLA computes the norms within the rotary embedding, and rounds less, would depend on the batch.
+            qkv = jax.lax.optimization_barrier(jnp.concatenate([q, k, v], axis=1))
         cos, sin = step.rotary[self.rope]
         k_pool, v_pool, q = rope_kv_write(cache["k"], cache["v"], qkv, cos, sin, step.slots)
         attended = paged_attention(q, k_pool, v_pool, step.attention, scale=self.scale, window=self.window,
@@ -98,16 +99,19 @@ class DecoderLayer(nnx.Module):
                  ) -> tuple[Float[Array, "T D"], LayerCache]:
         with jax.named_scope("attention"):
             attended, cache = self.attention(_normed(x, self.attention_norm), step, cache)
-            x = x + self._scaled(_normed(attended, self.attention_post_norm))
+            x = self._add(x, attended, self.attention_post_norm)
         with jax.named_scope("mlp"):
-            gated = self.mlp(_normed(x, self.mlp_norm))
-            x = x + self._scaled(_normed(gated, self.mlp_post_norm))
+            x = self._add(x, self.mlp(_normed(x, self.mlp_norm)), self.mlp_post_norm)
         return x, cache
 
-    def _scaled(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
-        if self.residual_scale == 1:
-            return x
-        return (x.astype(jnp.float32) * self.residual_scale).astype(x.dtype)
+    def _add(self, x: Float[Array, "T D"], part: Float[Array, "T D"], norm: RMSNorm | None) -> Float[Array, "T D"]:
+        if norm is None and self.residual_scale == 1:
+            return x + part
+        part = _normed(part, norm)
+        if self.residual_scale != 1:
+            part = (part.astype(jnp.float32) * self.residual_scale).astype(x.dtype)
+        # Whether XLA makes one operation of a product and this sum, and rounds once, would depend on the batch.
+        return x + jax.lax.optimization_barrier(part)
 
 
 def _normed(x: Float[Array, "T D"], norm: RMSNorm | None) -> Float[Array, "T D"]:
