@@ -20,6 +20,7 @@ from peers.engines import (
     LLAMACPP_Q4,
     OPENVINO,
     OPENVINO_Q4,
+    ORT,
     OURS,
     PLAIN,
     SYNC,
@@ -66,11 +67,12 @@ class Plan:
 
 W5_SAMPLING = dict(load_workload("W5").sampling)
 PLANS = {
-    "W1": Plan((OURS, PLAIN, SYNC, XLA, INT8, BLOCKS, HF, VLLM, OPENVINO, OPENVINO_Q4, LLAMACPP, LLAMACPP_Q4)),
+    "W1": Plan((OURS, PLAIN, SYNC, XLA, INT8, BLOCKS, HF, VLLM, OPENVINO, OPENVINO_Q4, LLAMACPP, LLAMACPP_Q4,
+                ORT)),
     "W1r": Plan((OURS, PLAIN)),
     "W2": Plan((OURS, PLAIN, SYNC, XLA, INT8, BLOCKS, VLLM, OPENVINO, OPENVINO_Q4, LLAMACPP_Q4)),
     "W3": Plan((OURS, INT8, VLLM, OPENVINO), (Pass("cold"), Pass("warm", cold=False))),
-    "W4": Plan((OURS, INT8, XLA, HF, VLLM, OPENVINO, LLAMACPP)),
+    "W4": Plan((OURS, INT8, XLA, HF, VLLM, OPENVINO, LLAMACPP, ORT)),
     "W5": Plan((WIDE,), (
         Pass("greedy", sampling={"n": W5_SAMPLING["n"]}), Pass("sampled", sampling=W5_SAMPLING),
         Pass("one token", sampling={"n": W5_SAMPLING["n"]}, max_tokens=1))),

@@ -7,21 +7,44 @@ float32.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import math
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import jaxllm
 from jaxllm import LLM, SamplingParams
 
 TEXT = Path(__file__).parents[1] / "tests" / "golden" / "alice.txt"
-CHOICES: tuple[tuple[str, str | None], ...] = (("float32", None), ("bfloat16", None), ("bfloat16", "gguf"),
-                                               ("bfloat16", "int8"), ("float32", "int8"))
-"""Dtype and quantization, the reference first."""
 
 
-def logprobs_of(model: str, dtype: str, quantization: str | None, text: str) -> tuple[list[float], list[int]]:
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """One line of the table.
+
+    written: what ``jaxllm.quantize`` makes of the model first, if anything.
+    """
+
+    dtype: str
+    quantization: str | None = None
+    written: str | None = None
+
+
+CHOICES = (Choice("float32"), Choice("bfloat16"), Choice("bfloat16", "gguf"), Choice("bfloat16", "int8"),
+           Choice("float32", "int8"), Choice("bfloat16", "int8", "int8"),
+           *(Choice("bfloat16", "gguf", kind) for kind in ("Q8_0", "Q4_1", "Q4_K", "Q4_0")))
+"""The reference first."""
+
+
+def logprobs_of(model: str, choice: Choice, text: str) -> tuple[list[float], list[int]]:
     """Of each token but the first: its log-probability, and the token that was the likeliest in its place."""
-    llm = LLM(model, dtype=dtype, quantization=quantization, max_num_seqs=8, kv_cache_bytes="128M")
+    with tempfile.TemporaryDirectory() as folder:
+        if choice.written is not None:
+            target = Path(folder, "model" if choice.written == "int8" else "model.gguf")
+            jaxllm.quantize(model, target, choice.written)
+            model = str(target)
+        llm = LLM(model, dtype=choice.dtype, quantization=choice.quantization, max_num_seqs=8, kv_cache_bytes="128M")
     (output,) = llm.generate(text, SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1), use_tqdm=False,
                              raise_on_error=True)
     lines = list(zip(output.prompt_token_ids, output.prompt_logprobs or [], strict=True))[1:]
@@ -29,16 +52,17 @@ def logprobs_of(model: str, dtype: str, quantization: str | None, text: str) -> 
     return [line[token].logprob for token, line in lines if line is not None], likeliest
 
 
-def report(model: str, text: str, choices: Sequence[tuple[str, str | None]] = CHOICES) -> str:
+def report(model: str, text: str, choices: Sequence[Choice] = CHOICES) -> str:
     """The table."""
-    found = [logprobs_of(model, *choice, text) for choice in choices]
+    found = [logprobs_of(model, choice, text) for choice in choices]
     reference = found[0][1]
-    lines = [f"{len(reference)} tokens", "", "| dtype | quantization | perplexity | likeliest token as in "
-             f"{choices[0][0]} |", "| --- | --- | --- | --- |"]
-    for (dtype, quantization), (logprobs, likeliest) in zip(choices, found, strict=True):
+    lines = [f"{len(reference)} tokens", "", "| written as | dtype | quantization | perplexity | likeliest token as in "
+             f"{choices[0].dtype} |", "| --- | --- | --- | --- | --- |"]
+    for choice, (logprobs, likeliest) in zip(choices, found, strict=True):
         same = sum(map(int.__eq__, likeliest, reference)) / len(reference)
         perplexity = math.exp(-sum(logprobs) / len(logprobs))
-        lines.append(f"| {dtype} | {quantization or '-'} | {perplexity:.3f} | {same:.1%} |")
+        lines.append(f"| {choice.written or '-'} | {choice.dtype} | {choice.quantization or '-'} | {perplexity:.3f} | "
+                     f"{same:.1%} |")
     return "\n".join(lines)
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from jaxllm.engine.core import Engine
     from jaxllm.engine.stats import EngineStats
     from jaxllm.llm import LLM
+    from jaxllm.quantization import Quantized, quantize
     from jaxllm.scoring import Score
 
 __version__ = "0.1.0"
@@ -36,7 +37,9 @@ _LAZY = {
     "LLM": "jaxllm.llm",
     "Engine": "jaxllm.engine.core",
     "EngineStats": "jaxllm.engine.stats",
+    "Quantized": "jaxllm.quantization",
     "Score": "jaxllm.scoring",
+    "quantize": "jaxllm.quantization",
 }
 
 __all__ = [
@@ -55,6 +58,7 @@ __all__ = [
     "ModelNotFoundError",
     "OutputError",
     "ParameterError",
+    "Quantized",
     "RequestError",
     "RequestMetrics",
     "RequestOutput",
@@ -63,6 +67,7 @@ __all__ = [
     "StructuredOutputsParams",
     "UnsupportedModelError",
     "best_of",
+    "quantize",
 ]
 
 

@@ -132,3 +132,10 @@ def checked_processors(value: object, most_arguments: int) -> Mapping[str, tuple
         result[name] = tuple(
             check_real(f"logits_processors[{name!r}]", number, -_GREATEST, _GREATEST) for number in numbers)
     return FrozenMapping(result)
+
+
+def refuse_given(allowed: str, **values: object) -> None:
+    """Each of the values is ``None``."""
+    for name, value in values.items():
+        if value is not None:
+            raise ParameterError(name, value, allowed)

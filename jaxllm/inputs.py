@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-import os
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +11,6 @@ from jaxllm.checks import check_integer, one_for_each
 from jaxllm.errors import ParameterError
 from jaxllm.outputs import OutputError, RequestOutput
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.tokenization import Tokenizer
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 """One for all prompts, one for each, or the model's own defaults."""
@@ -59,34 +55,6 @@ def conversation_list(messages: Any) -> list[Any]:
                              "list of such lists")
     found = list(messages)
     return [found] if found and isinstance(found[0], Mapping) else found
-
-
-def check_template_variables(variables: Any) -> None:
-    """Raise ``ParameterError`` unless they are variables of a chat template that are not arguments already."""
-    if variables is None:
-        return
-    taken = inspect.signature(Tokenizer.apply_chat_template).parameters
-    allowed = "a mapping from names of template variables, other than the arguments of chat"
-    if not isinstance(variables, Mapping) or any(not isinstance(name, str) or name in taken for name in variables):
-        raise ParameterError("chat_template_kwargs", variables, allowed)
-
-
-def read_template(template: Any, tokenizer: Tokenizer | None) -> str | None:
-    """A chat template: that of a file, if there is one of this name, else the text itself.
-
-    The text is a template's source, or the name of one of the tokenizer's; ``ParameterError`` for any other.
-    """
-    if template is None:
-        return None
-    if isinstance(template, str | os.PathLike) and os.path.isfile(template):
-        return Path(template).read_text(encoding="utf-8")
-    if not isinstance(template, str):
-        raise ParameterError("chat_template", template, "a template's source, its name, or its file")
-    names = () if tokenizer is None else tokenizer.template_names
-    if "{" not in template and template not in names:
-        raise ParameterError("chat_template", template,
-                             f"a template's source, a file that exists, or one of the model's templates, {list(names)}")
-    return template
 
 
 def params_list(params: Params, count: int, defaults: SamplingParams) -> list[SamplingParams]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import logging
 import os
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from jaxllm.arguments import BEAM_SEARCH_ARGUMENTS, CHAT_ARGUMENTS, ENGINE_ARGUMENTS, GENERATE_ARGUMENTS
 from jaxllm.arguments.methods import missing_attribute
 from jaxllm.beam_search import BeamSearchOutput, BeamSearchParams, as_search_output, search_params_list
-from jaxllm.checks import check_bool
+from jaxllm.chat_prompts import ChatPrompts, Conversation
+from jaxllm.checks import check_bool, refuse_given
 from jaxllm.config import Policy
 from jaxllm.engine.build import EngineSizes, build_engine
 from jaxllm.engine.core import Engine
@@ -20,43 +19,21 @@ from jaxllm.engine.prompts import Prompt
 from jaxllm.engine.stats import EngineStats
 from jaxllm.engine.stats_log import StatsLog
 from jaxllm.environment import check_environment
-from jaxllm.errors import ParameterError
-from jaxllm.inputs import (
-    Params,
-    check_template_variables,
-    conversation_list,
-    params_list,
-    prompt_list,
-    read_template,
-    usable,
-    with_priorities,
-)
-from jaxllm.loading import (
-    FirstStep,
-    end_token_ids,
-    first_programs,
-    load_weights,
-    open_model,
-    open_source,
-    read_tokenizer,
-    sampling_defaults,
-)
+from jaxllm.first_step import FirstStep
+from jaxllm.inputs import Params, prompt_list, with_priorities
+from jaxllm.loading import end_token_ids, load_weights, open_model, open_source, read_tokenizer, sampling_defaults
+from jaxllm.memory import give_back_memory
 from jaxllm.outputs import RequestOutput
 from jaxllm.progress import Bar
-from jaxllm.quantities import parse_bytes, parse_gibibytes
+from jaxllm.quantities import parse_gibibytes
 from jaxllm.request_batch import complete, stream
+from jaxllm.request_defaults import RequestDefaults
 from jaxllm.sampling import LogitsProcessor
 from jaxllm.sampling_params import LogprobsMode, SamplingParams
 from jaxllm.scoring import Score, Text, score
 from jaxllm.tokenization import Tokenizer
-from jaxllm.tokenization.chat import Message
 from jaxllm.weights import ModelSource
-from jaxllm.weights.files import trim_heap
 from jaxllm.weights.quantization import check_quantization
-
-logger = logging.getLogger("jaxllm")
-
-Conversation = Sequence[Message]
 
 
 class LLM:
@@ -77,9 +54,10 @@ class LLM:
     dtype: of weights and activations: "bfloat16", "float16" ("half"), "float32" ("float") or "auto", which takes
         bfloat16 where the hardware multiplies it natively. Norms, softmax, rotary tables, logits and sampling are
         float32 always.
-    quantization: ``None`` decodes quantized checkpoints on loading; "gguf" keeps matrices as a ``.gguf`` file stores
-        them and computes with their blocks, for the same outputs from less memory; "int8" makes 8-bit matrices of any
-        checkpoint while it is loaded, each row with a factor of its own, and computes with activations of 16 bits.
+    quantization: "none" decodes quantized matrices on loading; "gguf" keeps them as a ``.gguf`` file stores them and
+        computes with their blocks, for the same outputs from less memory; "int8" makes 8-bit matrices of any checkpoint
+        while it is loaded, each row with a factor of its own, and computes with activations of 16 bits. ``None`` is
+        "int8" for checkpoints that are stored so (``jaxllm.quantize`` writes them), "none" for others.
     seed: what the seeds of requests without one derive from, together with their order of arrival: the same calls then
         give the same outputs in every run. ``None`` draws them from the operating system.
     max_model_len: the most tokens of a prompt and its output, also as "8k" (8,000) or "8K" (8,192); ``None``, "auto"
@@ -153,17 +131,16 @@ class LLM:
         check_environment()
         check_bool("skip_tokenizer_init", skip_tokenizer_init)
         check_bool("disable_log_stats", disable_log_stats)
-        for name, value in (("tokenizer", tokenizer), ("tokenizer_revision", tokenizer_revision)):
-            if skip_tokenizer_init and value is not None:
-                raise ParameterError(name, value, "None with skip_tokenizer_init")
-        if first_step is not None and not isinstance(first_step, FirstStep):
-            raise ParameterError("first_step", first_step, "a FirstStep or None")
+        if skip_tokenizer_init:
+            refuse_given("None with skip_tokenizer_init", tokenizer=tokenizer, tokenizer_revision=tokenizer_revision)
+        expected = FirstStep.given(first_step)
         sizes = EngineSizes(
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             block_size=block_size,
-            kv_cache_bytes=_either(kv_cache_bytes, kv_cache_memory_bytes),
+            kv_cache_bytes=kv_cache_bytes,
+            kv_cache_memory_bytes=kv_cache_memory_bytes,
             kv_cache_dtype=kv_cache_dtype,
             gpu_memory_utilization=gpu_memory_utilization,
             swap_bytes=0 if swap_space is None else parse_gibibytes("swap_space", swap_space),
@@ -178,26 +155,26 @@ class LLM:
         )
         check_quantization(quantization)
         source = open_source(model, revision, load_format)
-        self._sampling_defaults = sampling_defaults(source, generation_config, override_generation_config)
+        defaults = sampling_defaults(source, generation_config, override_generation_config)
         has_weights = load_format != "dummy"
         with ThreadPoolExecutor(1, "tokenizer") as pool:
             chosen: Any = model if tokenizer is None and tokenizer_revision is not None else tokenizer
             reading = None if skip_tokenizer_init else pool.submit(read_tokenizer, source, chosen, tokenizer_revision)
             opened = open_model(source, dtype, quantization=quantization, has_weights=has_weights)
             self.tokenizer: Tokenizer | None = None if reading is None else reading.result()
-        self._chat_template = read_template(chat_template, self.tokenizer)
+        self._chats = ChatPrompts(self.tokenizer, chat_template)
         self.engine: Engine = build_engine(
             opened.model,
             lambda: load_weights(source, opened) if has_weights else opened.model.init(),
             sizes,
             tokenizer=self.tokenizer,
             eos_token_ids=end_token_ids(source, self.tokenizer, generation_config),
-            compile_first=lambda programs: first_programs(programs, first_step or FirstStep()),
+            compile_first=expected.keys,
             stats_log=None if disable_log_stats else StatsLog(),
         )
-        trim_heap()
+        give_back_memory()
         self.model_config = opened.model.config
-        self._said: set[str] = set()
+        self._defaults = RequestDefaults(defaults, self.engine.config.max_model_len)
 
     def generate(self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None, *, use_tqdm: Bar = True,
                  priority: Sequence[int] | None = None, raise_on_error: bool = False, **others: Any
@@ -220,7 +197,7 @@ class LLM:
         GENERATE_ARGUMENTS.check(others)
         prompts = prompt_list(prompts)
         params = with_priorities(
-            self._params_list(sampling_params, len(prompts)), priority, self.engine.config.scheduling_policy)
+            self._defaults.of_prompts(sampling_params, len(prompts)), priority, self.engine.config.scheduling_policy)
         return complete(self.engine, prompts, params, use_tqdm=use_tqdm, raise_on_error=raise_on_error)
 
     def stream(self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None
@@ -230,7 +207,7 @@ class LLM:
         The first bad prompt raises before anything runs. Leaving the iteration early aborts what is unfinished.
         """
         prompts = prompt_list(prompts)
-        return stream(self.engine, prompts, self._params_list(sampling_params, len(prompts)))
+        return stream(self.engine, prompts, self._defaults.of_prompts(sampling_params, len(prompts)))
 
     def beam_search(self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams | Sequence[BeamSearchParams], *,
                     use_tqdm: Bar = False, raise_on_error: bool = False, **others: Any) -> list[BeamSearchOutput]:
@@ -271,13 +248,11 @@ class LLM:
         The other arguments are those of ``generate``.
         """
         CHAT_ARGUMENTS.check(others)
-        conversations = conversation_list(messages)
-        check_template_variables(chat_template_kwargs)
-        make = functools.partial(
-            self.chat_prompt, tools=tools, add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message, chat_template=chat_template, **(chat_template_kwargs or {}))
-        return self.generate([usable(make, conversation) for conversation in conversations], sampling_params,
-                             use_tqdm=use_tqdm, priority=priority, raise_on_error=raise_on_error)
+        prompts = self._chats.prompts(
+            messages, chat_template_kwargs, tools=tools, add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message, chat_template=chat_template)
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, priority=priority,
+                             raise_on_error=raise_on_error)
 
     def chat_prompt(self, messages: Conversation, *, chat_template: str | None = None, **options: Any
                     ) -> dict[str, Any]:
@@ -285,20 +260,15 @@ class LLM:
 
         options: those of ``Tokenizer.apply_chat_template``.
         """
-        tokenizer = self.get_tokenizer()
-        template = self._chat_template if chat_template is None else chat_template
-        text = tokenizer.apply_chat_template(messages, tokenize=False, chat_template=template, **options)
-        return {"prompt": text, "prompt_token_ids": tokenizer.encode_chat(text)}
+        return self._chats.prompt(messages, chat_template=chat_template, **options)
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer; ``ParameterError`` if the engine was made without one."""
-        if self.tokenizer is None:
-            raise ParameterError("skip_tokenizer_init", True, "False, for anything that needs a tokenizer")
-        return self.tokenizer
+        return self._chats.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What ``generate`` uses when given no sampling parameters: the model's ``generation_config.json``, if any."""
-        return self._sampling_defaults
+        return self._defaults.params
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes."""
@@ -327,23 +297,3 @@ class LLM:
     if not TYPE_CHECKING:
         def __getattr__(self, name: str) -> NoReturn:
             raise missing_attribute(self, name)
-
-    def _params_list(self, params: Params, count: int) -> list[SamplingParams]:
-        found = params_list(params, count, self._sampling_defaults)
-        if any(each.n > 1 and each.greedy for each in found):
-            self._say_once("greedy sampling with n > 1 gives n equal samples; set temperature above 0 to vary them")
-        if any(each.max_tokens is None for each in found):
-            self._say_once(f"max_tokens is not set: outputs may run to the end of the context, "
-                           f"{self.engine.config.max_model_len} tokens")
-        return found
-
-    def _say_once(self, message: str) -> None:
-        if message not in self._said:
-            self._said.add(message)
-            logger.warning(message)
-
-
-def _either(ours: int | str | None, theirs: int | str | None) -> int | str | None:
-    if ours is not None and theirs is not None:
-        raise ParameterError("kv_cache_memory_bytes", theirs, "kv_cache_bytes is the same: give one of them")
-    return ours if theirs is None else parse_bytes("kv_cache_memory_bytes", theirs)

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from jaxllm.checks import check_integer
 from jaxllm.errors import CheckpointError, ParameterError
-from jaxllm.models.model import Model, Params, build_model, nest
+from jaxllm.models.config import DecoderConfig
+from jaxllm.models.description import Description
+from jaxllm.models.model import Model, Params, build_model, describe, nest
 from jaxllm.models.registry import Family, family_of
 from jaxllm.platform import resolve_dtype
-from jaxllm.runner.buckets import bucket_for
-from jaxllm.runner.keys import Key
-from jaxllm.runner.programs import Programs
-from jaxllm.sampling import needs_state, variant_of
+from jaxllm.program_cache.kept import kept
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.tokenization import Tokenizer, load_tokenizer
 from jaxllm.weights import (
@@ -32,7 +31,7 @@ from jaxllm.weights import (
     load_params,
     resolve,
 )
-from jaxllm.weights.quantization import check_quantization, quantized_specs
+from jaxllm.weights.quantization import check_quantization, chosen_quantization, quantized_specs
 from jaxllm.weights.safetensors import read_json
 
 logger = logging.getLogger("jaxllm")
@@ -92,10 +91,14 @@ def read_tokenizer(source: ModelSource, tokenizer: TokenizerChoice = None, revis
 
 @dataclasses.dataclass(frozen=True)
 class OpenedModel:
-    """A checkpoint's model, described and checked against its headers; no weights yet."""
+    """A checkpoint's model, described and checked against its headers; no weights yet.
+
+    quantization: what its matrices are kept as, ``None`` for plain numbers.
+    """
 
     family: Family
     model: Model
+    quantization: str | None
 
 
 def open_model(source: ModelSource, dtype: Any, *, quantization: str | None = None, has_weights: bool = True
@@ -106,21 +109,29 @@ def open_model(source: ModelSource, dtype: Any, *, quantization: str | None = No
     has_weights: whether tensors are wanted of the checkpoint at all.
     """
     check_quantization(quantization, source)
+    quantization = chosen_quantization(quantization, source)
     family = family_of(source.config)
     config = family.decoder_config(source.config)
     if not has_weights:
         if quantization == "gguf":
             raise ParameterError("quantization", quantization, "None or 'int8' where weights are random")
-        model = build_model(config, resolve_dtype(dtype, jax.default_backend()))
-        return OpenedModel(family, _quantized(model, {}, None, quantization))
+        return OpenedModel(family, _quantized(_described(config, dtype), {}, None, quantization), quantization)
     if config.num_layers > len(source.tensors):
         # Before anything is made for each of them: a damaged config can ask for billions.
         raise CheckpointError(f"{source.path} does not fit the model: its config asks for {config.num_layers} layers, "
                               f"and it has {len(source.tensors)} tensors")
-    model = build_model(config, resolve_dtype(dtype, jax.default_backend()))
+    model = _described(config, dtype)
     plan = {path: [Piece(name) for name in names] for path, names in family.weight_map(config).items()}
     check_checkpoint(source, model.specs, plan, family.ignored_tensors(config))
-    return OpenedModel(family, _quantized(model, plan, source, quantization))
+    return OpenedModel(family, _quantized(model, plan, source, quantization), quantization)
+
+
+def _described(config: DecoderConfig, dtype: Any) -> Model:
+    """The model of a config; an earlier process may have kept its description, which saves importing Flax."""
+    resolved = resolve_dtype(dtype, jax.default_backend())
+    found = kept("the description of a model", (config, resolved), functools.partial(describe, config, resolved),
+                 write=Description.to_bytes, read=Description.from_bytes)
+    return build_model(config, resolved, found)
 
 
 def _quantized(model: Model, plan: Mapping[str, Sequence[Piece]], source: ModelSource | None, quantization: str | None
@@ -135,30 +146,6 @@ def load_weights(source: ModelSource, opened: OpenedModel) -> Params:
     config = opened.model.config
     return nest(load_params(
         source, opened.model.specs, opened.family.weight_map(config), ignore=opened.family.ignored_tensors(config)))
-
-
-@dataclasses.dataclass(frozen=True)
-class FirstStep:
-    """What the first step of an engine is expected to compute: how many prompt tokens, sampled how."""
-
-    num_tokens: int = 32
-    params: SamplingParams = dataclasses.field(default_factory=lambda: SamplingParams(temperature=0.0))
-
-    def __post_init__(self) -> None:
-        check_integer("first_step.num_tokens", self.num_tokens, 1)
-        if not isinstance(self.params, SamplingParams):
-            raise ParameterError("first_step.params", self.params, "a SamplingParams")
-
-
-def first_programs(programs: Programs, step: FirstStep) -> Iterable[Key]:
-    """What a first request needs: a decode, its prompt's step, its sampler."""
-    smallest, largest = programs.token_buckets[0], programs.token_buckets[-1]
-    tokens = bucket_for(programs.token_buckets, min(step.num_tokens, largest))
-    keys = [*programs.forward_keys(smallest), *programs.forward_keys(tokens),
-            Key("sample", programs.row_buckets[0], variant_of(step.params)), Key("update_table")]
-    if needs_state(step.params):
-        keys.append(Key("set_sampling_slot"))
-    return dict.fromkeys(keys)
 
 
 def stored_generation_config(source: ModelSource, generation_config: Any = "auto") -> Mapping[str, Any]:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxllm.errors import ParameterError
+from pallas_kernels import cpu
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
 _ALIASES = {"float": "float32", "half": "float16", "f32": "float32", "bf16": "bfloat16", "f16": "float16"}
@@ -34,10 +35,10 @@ def resolve_dtype(dtype: Any, platform: str, parameter: str = "dtype") -> jnp.dt
 
 
 def default_dtype(platform: str) -> jnp.dtype:
-    """bfloat16 where the hardware multiplies it natively (Ampere and newer, TPUs, CPUs with AVX512-BF16 or AMX), else
-    float32."""
+    """bfloat16 where the hardware multiplies it natively (Ampere and newer, TPUs, CPUs with AVX512-BF16 or AMX) and on
+    CPUs with native kernels, else float32."""
     if platform == "cpu":
-        return jnp.dtype(jnp.bfloat16 if cpu_has_bfloat16() else jnp.float32)
+        return jnp.dtype(jnp.bfloat16 if cpu.unavailable() is None or cpu_has_bfloat16() else jnp.float32)
     if platform in ("gpu", "cuda", "rocm"):
         capability = getattr(jax.devices()[0], "compute_capability", "8.0")
         return jnp.dtype(jnp.bfloat16 if float(capability) >= 8.0 else jnp.float32)

@@ -17,7 +17,7 @@ from jaxllm import LLM, CapacityError, CheckpointError, ParameterError, Sampling
 from jaxllm.engine.build import choose_config
 from jaxllm.engine.seeds import derived_seed
 from jaxllm.engine.stats_log import logger as stats_logger
-from jaxllm.loading import FirstStep
+from jaxllm.first_step import FirstStep
 from jaxllm.tokenization import from_folder
 
 SIZES = {"dtype": "float32", "max_num_seqs": 8, "max_num_batched_tokens": 32, "max_model_len": 96, "block_size": 8}

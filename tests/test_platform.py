@@ -28,11 +28,18 @@ def test_other_dtypes_are_refused_by_name(given):
 @pytest.mark.parametrize(("flags", "expected"), [
     ("fpu avx2 avx512f", "float32"), ("avx512f avx512_bf16", "bfloat16"), ("amx_bf16", "bfloat16")])
 def test_auto_takes_bfloat16_where_the_cpu_multiplies_it(monkeypatch, tmp_path, flags, expected):
+    monkeypatch.setattr("pallas_kernels.cpu.unavailable", lambda: "no compiler")
     (tmp_path / "cpuinfo").write_text(f"processor : 0\nflags : {flags}\n")
     real = platform.Path
     monkeypatch.setattr(platform, "Path", lambda *parts: real(tmp_path / "cpuinfo") if parts == ("/proc/cpuinfo",)
                         else real(*parts))
     assert default_dtype("cpu").name == expected
+
+
+def test_auto_takes_bfloat16_where_there_are_native_kernels(monkeypatch):
+    monkeypatch.setattr(platform, "cpu_has_bfloat16", lambda: False)
+    monkeypatch.setattr("pallas_kernels.cpu.unavailable", lambda: None)
+    assert default_dtype("cpu").name == "bfloat16"
 
 
 def test_free_memory_heeds_a_containers_limit(monkeypatch):

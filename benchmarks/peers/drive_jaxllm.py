@@ -26,7 +26,7 @@ class JaxLLM:
         trust_sources()
         first_step = None
         if "first_tokens" in options:
-            from jaxllm.loading import FirstStep
+            from jaxllm.first_step import FirstStep
 
             first_step = FirstStep(options["first_tokens"], self._params(1, {}))
         size = {"kv_cache_bytes": options["kv_gib"] << 30} if "kv_gib" in options else {}

@@ -18,6 +18,7 @@ INT8, BLOCKS = "jaxllm-int8", "jaxllm-gguf"
 HF, VLLM = "hf-bf16", "vllm-bf16"
 OPENVINO, OPENVINO_Q4 = "openvino-f16", "openvino-q4_1"
 LLAMACPP, LLAMACPP_Q4 = "llamacpp-bf16", "llamacpp-q4_1"
+ORT = "ort-int4"
 
 KV_GIB = 4
 """Default size of the peers' KV caches."""
@@ -25,6 +26,7 @@ SLOTS = 64
 """Requests that llama.cpp's server takes at once."""
 GGUF = "SmolLM2-135M-Instruct.{}.gguf"
 HF_FOLDER = "smollm2-135m-instruct-bf16"
+ORT_FOLDER = "smollm2-135m-instruct-ort-int4"
 NO_ROOT = "neither --peers-root nor $PEERS_ROOT is given"
 
 
@@ -73,6 +75,7 @@ def find_engines(root: Path | None, model: str, dtype: str) -> dict[str, EngineS
               {"model": GGUF.format("Q4_1"), "kv_gib": KV_GIB}),
         _llamacpp(root, LLAMACPP, "llama.cpp, bfloat16 weights", "BF16"),
         _llamacpp(root, LLAMACPP_Q4, "llama.cpp, Q4_1 weights", "Q4_1"),
+        _peer(root, ORT, "ONNX Runtime GenAI, int4 weights", "ort", "drive_ort.py", {"model": ORT_FOLDER}),
     ]
     return {engine.name: engine for engine in [*ours, *peers]}
 

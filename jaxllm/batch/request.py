@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from jaxllm.arguments import SAMPLING_FIELDS
 from jaxllm.batch.openai import from_openai, is_openai
+from jaxllm.chat_prompts import check_template_variables
 from jaxllm.checks import check_bool
 from jaxllm.errors import ParameterError
-from jaxllm.inputs import check_template_variables
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.structured.params import StructuredOutputsParams
 

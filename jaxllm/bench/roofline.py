@@ -68,7 +68,7 @@ class ModelCosts:
         """From the description of all parameters."""
         config = model.config
         layers = [spec for path, spec in model.specs.items() if path.startswith("layers.")]
-        head = model.specs["head.weight" if "head" in model.graphs else "embedding.weight"]
+        head = model.head_spec
         return cls(
             layer_bytes=sum(spec.nbytes for spec in layers),
             head_bytes=head.nbytes,

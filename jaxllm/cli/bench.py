@@ -42,7 +42,8 @@ def bench(
     revision: Annotated[str | None, _model("--revision", "Branch, tag or commit of a hub model.")] = None,
     dtype: Annotated[str, _model("--dtype", "auto, bfloat16, float16 or float32.", show_default=True)] = "auto",
     quantization: Annotated[str | None, _model(
-        "--quantization", "gguf (as a .gguf file stores its weights) or int8; by default they are decoded.")] = None,
+        "--quantization", "gguf (as a .gguf file stores its weights), int8 or none (decoded); by default as the model "
+        "says.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -62,7 +63,8 @@ def bench(
     from jaxllm.weights import default_model
 
     source = open_source(name or default_model(), revision)
-    model = open_model(source, dtype, quantization=quantization).model
+    opened = open_model(source, dtype, quantization=quantization)
+    model = opened.model
     sizes = engine.given()
     if sizes["max_num_seqs"] is None:
         sizes["max_num_seqs"] = work.concurrency
@@ -77,7 +79,7 @@ def bench(
     machine = measure_machine(model.dtype)
     costs = ModelCosts.of(model, cache_spec(model, engine.kv_cache_dtype))
     report = {
-        "model": source.name, "dtype": model.dtype.name, "quantization": quantization,
+        "model": source.name, "dtype": model.dtype.name, "quantization": opened.quantization,
         "parameters": model.num_parameters,
         "engine": dataclasses.asdict(llm.engine.config), "machine": _machine(machine, model),
         "latency": dataclasses.asdict(alone), "throughput": dataclasses.asdict(together),

@@ -87,12 +87,8 @@ def _tokenizer(source: ModelSource, options: ModelOptions) -> tuple[Tokenizer | 
 def _describe_model(report: Report, source: ModelSource, tokenizer: Tokenizer | None, options: ModelOptions,
                     engine: EngineOptions) -> None:
     """Add the sections that need a supported architecture; raises at the first thing that fails."""
-    import jax
-
     from jaxllm.loading import end_token_ids, open_model
-    from jaxllm.models.model import build_model
     from jaxllm.models.registry import family_of
-    from jaxllm.platform import resolve_dtype
 
     if tokenizer is not None:
         report["tokenizer"] = {
@@ -106,11 +102,11 @@ def _describe_model(report: Report, source: ModelSource, tokenizer: Tokenizer | 
     family = family_of(source.config)
     config = family.decoder_config(source.config)
     report["model"] |= {"family": family.name, **_architecture(config)}
-    model = (open_model(source, options.dtype, quantization=options.quantization).model if source.tensors
-             else build_model(config, resolve_dtype(options.dtype, jax.default_backend())))
+    opened = open_model(source, options.dtype, quantization=options.quantization, has_weights=bool(source.tensors))
+    model = opened.model
     report["model"]["parameters"] = model.num_parameters
     report["running"] = {"dtype": model.dtype.name, "dtype_chosen": options.dtype == "auto",
-                         "weight_bytes": model.weight_bytes, "quantization": options.quantization,
+                         "weight_bytes": model.weight_bytes, "quantization": opened.quantization,
                          "kinds": _kinds(model)}
     _describe_engine(report, model, tokenizer, engine)
 

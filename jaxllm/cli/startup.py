@@ -68,8 +68,8 @@ def start(
 
     num_seqs: samples that will be wanted at once. num_tokens: tokens of the first prompts.
     """
+    from jaxllm.first_step import FirstStep
     from jaxllm.llm import LLM
-    from jaxllm.loading import FirstStep
 
     sizes = engine.given()
     if sizes["max_num_seqs"] is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent import futures
 from typing import Any
 
 import jax
@@ -26,6 +26,7 @@ from jaxllm.engine.stats_log import StatsLog
 from jaxllm.errors import ParameterError
 from jaxllm.kv_cache import kv_spec
 from jaxllm.kv_cache.spec import KVSpec
+from jaxllm.memory import give_back_memory
 from jaxllm.models.model import Model, Params
 from jaxllm.platform import free_device_memory, free_host_memory, resolve_dtype
 from jaxllm.program_cache.executables import open_cache
@@ -40,6 +41,8 @@ from jaxllm.tokenization import Tokenizer
 
 CPU_DEFAULTS = {"max_num_seqs": 64, "max_num_batched_tokens": 512, "block_size": 32}
 CPU_LAYERS_PER_PROGRAM = 10
+FEW_WEIGHT_BYTES = 512 << 20
+"""Less than that is read in a second, and what compiling takes meanwhile, 0.1 GiB, is much beside it."""
 ACCELERATOR_DEFAULTS = {"max_num_seqs": 256, "max_num_batched_tokens": 8192, "block_size": 64}
 
 
@@ -52,6 +55,7 @@ class EngineSizes:
     max_num_batched_tokens: int | None = None
     block_size: int | None = None
     kv_cache_bytes: int | str | None = None
+    kv_cache_memory_bytes: int | str | None = None
     kv_cache_dtype: Any = "auto"
     gpu_memory_utilization: float = 0.9
     swap_bytes: int = 0
@@ -67,6 +71,17 @@ class EngineSizes:
     def __post_init__(self) -> None:
         # Before a model is looked for: whether it is on depends on the machine, whether it is sound does not.
         read_speculative_config(self.speculative_config, on_host=True)
+        if self.kv_cache_bytes is not None and self.kv_cache_memory_bytes is not None:
+            raise ParameterError("kv_cache_memory_bytes", self.kv_cache_memory_bytes,
+                                 "kv_cache_bytes is the same: give one of them")
+
+    @property
+    def cache_bytes(self) -> int | None:
+        """Bytes of the KV cache, under either name."""
+        for name in ("kv_cache_bytes", "kv_cache_memory_bytes"):
+            if getattr(self, name) is not None:
+                return parse_bytes(name, getattr(self, name))
+        return None
 
 
 def choose_config(model: Model, sizes: EngineSizes, tokenizer: Tokenizer | None = None) -> tuple[EngineConfig, KVSpec]:
@@ -94,7 +109,7 @@ def choose_config(model: Model, sizes: EngineSizes, tokenizer: Tokenizer | None 
         block_size=chosen["block_size"],
         max_num_seqs=chosen["max_num_seqs"],
         max_model_len=_model_length(sizes.max_model_len),
-        kv_cache_bytes=None if sizes.kv_cache_bytes is None else parse_bytes("kv_cache_bytes", sizes.kv_cache_bytes),
+        kv_cache_bytes=sizes.cache_bytes,
         free_bytes=free - model.weight_bytes,
         weight_bytes=model.weight_bytes,
         on_host=on_host,
@@ -161,12 +176,20 @@ def build_engine(
 ) -> Engine:
     """An engine ready to run.
 
-    load: gives the parameters; called while the programs of ``compile_first`` compile in other threads.
+    load: gives the parameters; called while the programs of ``compile_first`` compile or load in other threads. Few
+        weights wait for those that compile, so that they and the compiler's memory are not there at once.
     """
+    give_back_memory()
     config, spec = choose_config(model, sizes, tokenizer)
     programs = Programs(model, spec, config, layers_per_program(), open_cache())
-    with ThreadPoolExecutor(2, "compile") as pool:
-        compiling = [pool.submit(programs.compile, key) for key in compile_first(programs)]
+    with futures.ThreadPoolExecutor(2, "compile") as pool:
+        keys = list(compile_first(programs))
+        few = jax.default_backend() == "cpu" and model.weight_bytes < FEW_WEIGHT_BYTES
+        waits = few and any(map(programs.must_compile, keys))
+        compiling = [pool.submit(programs.compile, key) for key in keys]
+        if waits:
+            futures.wait(compiling)
+            give_back_memory()
         params = load()
         runner = Runner(programs, params)
         for future in compiling:

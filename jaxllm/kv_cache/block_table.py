@@ -10,6 +10,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Int
 
 NULL_BLOCK = 0
@@ -25,7 +26,8 @@ class BlockTable:
 
 def empty(groups: int, rows: int, columns: int) -> BlockTable:
     """A table whose every entry is the null block."""
-    return BlockTable(jnp.zeros((groups, rows, columns), jnp.int32))
+    # Not ``jnp.zeros``, which compiles: an engine's first table is made at every start.
+    return BlockTable(jax.device_put(np.zeros((groups, rows, columns), np.int32), may_alias=False))
 
 
 def update(table: BlockTable, changes: Int[Array, "C 4"]) -> BlockTable:

@@ -3,35 +3,46 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import mmap
-import sys
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, DTypeLike
+from jaxtyping import Array
 
+from jaxllm.memory import page_release
 from pallas_kernels.cpu.untouched import untouched
 
 
-def lazy_zeros(shape: tuple[int, ...], dtype: DTypeLike) -> Array:
-    """An array of zeros that XLA owns and may reuse (donation); on Linux CPUs nearly none of it takes memory yet.
+def unfilled(like: Any) -> Any:
+    """Arrays for ``cleared``, in a function that is compiled: zeros, or not filled where ``cleared`` makes them zeros.
 
-    Its pages are given back to the operating system, which puts a page of zeros in the place of each when it is next
-    touched (madvise(2), ``MADV_DONTNEED``). XLA by itself has no array that it does not fill, a second per GiB; the
-    native library has.
+    like: a tree of shapes and dtypes. XLA by itself has no array that it does not fill, a second per GiB; the native
+    library has.
     """
-    release = _release()
-    if release is None or jax.default_backend() != "cpu":
-        return jnp.zeros(shape, dtype)
-    array = untouched(shape, dtype)
-    if array is not None and _release_inside(array, release):
-        return array
-    array = jnp.zeros(shape, dtype).block_until_ready()
-    # Where that is refused (locked memory), the pages stay, and hold zeros as well.
-    _release_inside(array, release)
-    return array
+    found = None if _release_here() is None else untouched(like)
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like) if found is None else found
+
+
+def cleared(arrays: Any) -> Any:
+    """The zeros that ``unfilled`` stands for: XLA owns them and may reuse them (donation), and on Linux CPUs nearly
+    none of them takes memory yet.
+
+    Their pages are given back to the operating system, which puts a page of zeros in the place of each when it is next
+    touched.
+    """
+    release = _release_here()
+    if release is None:
+        return arrays
+    # Where it is refused (locked memory), other arrays are filled.
+    return jax.tree.map(
+        lambda array: array if _release_inside(array, release) else jnp.zeros(array.shape, array.dtype),
+        jax.block_until_ready(arrays))
+
+
+def _release_here() -> Callable[[int, int], bool] | None:
+    return page_release() if jax.default_backend() == "cpu" else None
 
 
 def _release_inside(array: Array, release: Callable[[int, int], bool]) -> bool:
@@ -45,13 +56,3 @@ def _release_inside(array: Array, release: Callable[[int, int], bool]) -> bool:
     ctypes.memset(start, 0, first - start)
     ctypes.memset(last, 0, end - last)
     return True
-
-
-@functools.cache
-def _release() -> Callable[[int, int], bool] | None:
-    """Gives back the pages of a private mapping, by address and length; ``None`` where they would not be zero after."""
-    if sys.platform != "linux":
-        return None
-    madvise = ctypes.CDLL(None).madvise
-    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    return lambda address, length: madvise(address, length, mmap.MADV_DONTNEED) == 0

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from jaxllm.kv_cache.pages import lazy_zeros
+from jaxllm.kv_cache.pages import unfilled
 from jaxllm.kv_cache.spec import KVSpec
 
 KVPool = list[dict[str, Array]]
@@ -24,12 +24,14 @@ def abstract_pool(spec: KVSpec, num_blocks: int, block_size: int) -> list[dict[s
     ]
 
 
-def allocate_pool(spec: KVSpec, num_blocks: int, block_size: int) -> KVPool:
-    """A pool of zeros, which takes memory as its blocks are first written (``lazy_zeros``).
+def unfilled_pool(spec: KVSpec, num_blocks: int, block_size: int) -> KVPool:
+    """A pool, in a function that is compiled, for ``pages.cleared``: it then takes memory as its blocks are first
+    written.
 
     Block 0 is the null block: padding is written there and nothing reads it.
     """
-    return jax.tree.map(lambda leaf: lazy_zeros(leaf.shape, leaf.dtype), abstract_pool(spec, num_blocks, block_size))
+    pool: KVPool = unfilled(abstract_pool(spec, num_blocks, block_size))
+    return pool
 
 
 def read_blocks(pool: KVPool, blocks: Int[Array, " N"]) -> KVPool:

@@ -2,36 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, DTypeLike, Float, Int
+from jaxtyping import Array, DTypeLike, Float
 
 from jaxllm.models.config import DecoderConfig
 from jaxllm.models.layers import Embedding, Linear, RMSNorm
 from jaxllm.models.linear import gated_linear
+from jaxllm.models.step import LayerCache, StepContext
 from pallas_kernels import paged_attention, rope_kv_write
-
-LayerCache = dict[str, Array]
-"""One layer's share of the pool: ``k`` and ``v``, each ``[P, K, S, H]``."""
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class StepContext:
-    """What all layers of one step share.
-
-    rotary: cosines and sines of the step's positions, for each of ``DecoderConfig.ropes``. slots: where each token's
-    keys and values go. attention: the kernels' metadata (block tables, query ranges, lengths).
-    """
-
-    rotary: tuple[tuple[Float[Array, "T half"], Float[Array, "T half"]], ...]
-    slots: Int[Array, " T"]
-    attention: Any
 
 
 class Attention(nnx.Module):

@@ -1,28 +1,25 @@
-"""``Model``: a decoder's structure without its numbers, and the pure functions over parameters that it defines."""
+"""``Model``: a decoder's structure without its numbers."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from jaxllm.models.config import DecoderConfig
-from jaxllm.models.decoder import Decoder, LayerCache, StepContext, run_layer
-from jaxllm.models.layers import rope_tables
+from jaxllm.models.description import Description, Params
 from jaxllm.models.linear import linear
 from jaxllm.weights.rows import int8_rows
 from jaxllm.weights.spec import ParamSpec
 
-Params = dict[Any, Any]
-"""Nested dict of parameter leaves; a layer's number is an int key."""
-
+if TYPE_CHECKING:
+    from jaxllm.models.modules import DecoderModules
 
 Leaves = list[Array]
 """A tree's leaves in their order: what a compiled program takes with less effort than a tree."""
@@ -30,48 +27,27 @@ Leaves = list[Array]
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A decoder: its configuration, its parts' graphs (``nnx.GraphDef``) and the description of every parameter.
+    """A decoder: its configuration and the description of every parameter (``Description``).
 
-    graphs: of the embedding, the norm and, unless tied to the embedding, the head, by name.
-    layer_graphs: of each layer; layers of one kind have equal graphs, so that one executable can serve them.
     specs: by dotted path ("layers.0.attention.qkv.weight"): shape, dtype and logical axes.
+    like: for each layer, the first one whose modules equal its own.
     """
 
     config: DecoderConfig
     dtype: np.dtype
-    graphs: Mapping[str, nnx.GraphDef]
-    layer_graphs: tuple[nnx.GraphDef, ...]
     specs: Mapping[str, ParamSpec]
+    like: tuple[int, ...]
 
-    def embed(self, params: Params, token_ids: Int[Array, " T"]) -> Float[Array, "T D"]:
-        """The residual stream's beginning: rows of the embedding."""
-        return nnx.merge(self.graphs["embedding"], params["embedding"])(token_ids)
+    @property
+    def modules(self) -> DecoderModules:
+        """What computes; made, and Flax imported, when something is traced."""
+        from jaxllm.models.modules import decoder_modules
 
-    def step_context(self, positions: Int[Array, " T"], slots: Int[Array, " T"], attention: Any) -> StepContext:
-        """What the layers of a step share."""
-        size = self.config.head_dim
-        # Angles of zero turn nothing.
-        frequencies = (np.zeros(size // 2, np.float32) if rope is None else rope.inverse_frequencies(size)
-                       for rope in self.config.ropes)
-        return StepContext(tuple(rope_tables(positions, jnp.asarray(each)) for each in frequencies), slots, attention)
-
-    @staticmethod
-    def run_layers(graphs: Sequence[nnx.GraphDef], params: Sequence[Params], x: Float[Array, "T D"], step: StepContext,
-                   cache: Sequence[LayerCache]) -> tuple[Float[Array, "T D"], list[LayerCache]]:
-        """Some layers in a row, each with its parameters and its share of the cache, which comes back written."""
-        written = []
-        for graph, layer_params, layer_cache in zip(graphs, params, cache, strict=True):
-            x, layer_cache = run_layer(graph, layer_params, x, step, layer_cache)
-            written.append(layer_cache)
-        return x, written
-
-    def finish(self, params: Params, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
-        """The normalized hidden states."""
-        return nnx.merge(self.graphs["norm"], params["norm"])(x)
+        return decoder_modules(self.config, self.dtype)
 
     def logits(self, params: Params, rows: Float[Array, "B D"]) -> Float[Array, "B V"]:
         """Float32 logits of hidden rows; needs only ``outer_params``."""
-        logits = linear(rows, params["head" if "head" in self.graphs else "embedding"]["weight"], jnp.float32)
+        logits = linear(rows, params[self._head]["weight"], jnp.float32)
         scale, cap = self.config.logit_scale, self.config.logit_soft_cap
         logits = logits if scale == 1 else logits * scale
         return logits if cap is None else cap * jnp.tanh(logits / cap)
@@ -83,8 +59,16 @@ class Model:
 
     def head_params(self, params: Params) -> Params:
         """The parameters that ``logits`` needs."""
-        name = "head" if "head" in self.graphs else "embedding"
-        return {name: params[name]}
+        return {self._head: params[self._head]}
+
+    @property
+    def head_spec(self) -> ParamSpec:
+        """The matrix that ``logits`` multiplies by."""
+        return self.specs[f"{self._head}.weight"]
+
+    @property
+    def _head(self) -> str:
+        return "embedding" if self.config.tie_word_embeddings else "head"
 
     @functools.cached_property
     def abstract_params(self) -> Params:
@@ -99,8 +83,8 @@ class Model:
 
     @functools.cached_property
     def layer_kinds(self) -> list[int]:
-        """A number for each layer: equal where graphs and parameters are, so that one executable can serve them."""
-        described: list[list[Any]] = [[graph] for graph in self.layer_graphs]
+        """A number for each layer: equal where modules and parameters are, so that one executable can serve them."""
+        described: list[list[Any]] = [[first] for first in self.like]
         for path, spec in self.specs.items():
             match path.split(".", 2):
                 case ["layers", number, leaf]:
@@ -141,16 +125,18 @@ class Model:
         return nest({path: leaf(path, spec) for path, spec in self.specs.items()})
 
 
-def build_model(config: DecoderConfig, dtype: Any) -> Model:
-    """Describe a decoder in ``dtype``; nothing is allocated."""
-    decoder = Decoder(config, dtype)
-    specs = {}
-    for path, variable in nnx.to_flat_state(nnx.state(decoder)):
-        shape = variable.get_value()
-        specs[".".join(map(str, path))] = ParamSpec(shape.shape, shape.dtype, variable.axes)
-    graphs = {name: nnx.graphdef(getattr(decoder, name)) for name in ("embedding", "norm", "head")
-              if hasattr(decoder, name)}
-    return Model(config, np.dtype(dtype), graphs, tuple(map(nnx.graphdef, decoder.layers)), specs)
+def build_model(config: DecoderConfig, dtype: Any, description: Description | None = None) -> Model:
+    """A decoder in ``dtype``; nothing is allocated. description: that of its modules, if it is there already."""
+    dtype = np.dtype(dtype)
+    found = description or describe(config, dtype)
+    return Model(config, dtype, found.specs, found.like)
+
+
+def describe(config: DecoderConfig, dtype: np.dtype) -> Description:
+    """The description of a decoder, from its modules."""
+    from jaxllm.models.modules import decoder_modules
+
+    return decoder_modules(config, dtype).description
 
 
 def nest(flat: Mapping[str, Any]) -> Params:

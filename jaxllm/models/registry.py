@@ -71,9 +71,11 @@ def family_of(hf_config: HFConfig) -> Family:
 
 
 def _refuse_quantized(hf_config: HFConfig) -> None:
-    """Quantized tensors have other names, and some the same names and other meanings."""
+    """Quantized tensors have other names, and some the same names and other meanings. Sources of those that can be read
+    show the config from before (``jaxllm.weights.compressed_tensors``)."""
     quantization = hf_config.get("quantization_config") or hf_config.get("compression_config")
     if quantization:
         method = quantization.get("quant_method", "?") if isinstance(quantization, Mapping) else quantization
         raise UnsupportedModelError(f"the model's config says that it is quantized (quant_method={method!r}), which is "
-                                    "not supported: give the checkpoint it was made from, or a .gguf file")
+                                    "not supported: compressed-tensors' int8 of weights is, and .gguf files are. Give "
+                                    "the checkpoint that it was made from")

@@ -56,11 +56,15 @@ class Entries:
             return None
         value = _unpacked(content)
         if value is None:
-            logger.warning("%s is damaged: it is deleted, and its program compiled again", path)
+            logger.warning("%s is damaged: it is deleted, and made again", path)
             self.delete(name)
             return None
         self._mark_used(path)
         return value
+
+    def has(self, name: str) -> bool:
+        """Whether there is an entry, whole or not."""
+        return self._path(name).exists()
 
     def put(self, name: str, value: bytes) -> None:
         """Write an entry, and delete others as far as there is no room for it."""

@@ -16,7 +16,7 @@ from jax.experimental import serialize_executable
 
 from jaxllm.program_cache import fingerprint
 from jaxllm.program_cache.entries import Entries
-from jaxllm.program_cache.folder import cache_bytes, cache_folder, folder_of_jax
+from jaxllm.program_cache.folder import folder_of_jax, open_entries
 from jaxllm.program_cache.trust import sources_are_trusted
 
 logger = logging.getLogger("jaxllm")
@@ -57,8 +57,7 @@ class ExecutableCache:
             return self._compiled(title, _in_plain_thread(lower))
         described = None
         if description is not None and sources_are_trusted():
-            described = fingerprint.digest("described", fingerprint.of_machine(), fingerprint.of_sources(),
-                                           *description)
+            described = fingerprint.of_description("program", *description)
             name = entries.get(described)
             found = None if name is None else self._loaded(entries, name.decode())
             if found is not None:
@@ -68,8 +67,9 @@ class ExecutableCache:
         if "callback" in text:
             # It holds the address of a Python function of this process.
             return self._compiled(title, lowered)
-        name_of_text = fingerprint.digest("lowered", fingerprint.of_machine(), text, lowered.in_tree,
-                                          lowered.out_tree)
+        trees = lowered.in_tree, lowered.out_tree
+        name_of_text = fingerprint.digest("lowered", fingerprint.of_machine(), text, *trees,
+                                          *map(fingerprint.types_of, trees))
         found = self._loaded(entries, name_of_text)
         if found is None:
             with _JaxHits() as hits:
@@ -80,6 +80,12 @@ class ExecutableCache:
         if described is not None:
             entries.put(described, name_of_text.encode())
         return found
+
+    def must_compile(self, description: tuple[object, ...] | None) -> bool:
+        """Whether ``get`` is known to find nothing by this description, so that it traces and mostly compiles."""
+        if self._entries is None or description is None or not sources_are_trusted():
+            return False
+        return not self._entries.has(fingerprint.of_description("program", *description))
 
     def _compiled(self, title: str, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
         # A warning is seen where logging is not set up, as in most notebooks.
@@ -154,8 +160,7 @@ def _keep(entries: Entries, name: str, compiled: jax.stages.Compiled) -> None:
 
 def open_cache() -> ExecutableCache:
     """The cache in the folder of this process (``cache_folder``)."""
-    folder = cache_folder()
-    return ExecutableCache(None if folder is None else Entries(folder, cache_bytes()))
+    return ExecutableCache(open_entries())
 
 
 def _in_plain_thread(function: Callable[[], jax.stages.Lowered]) -> jax.stages.Lowered:

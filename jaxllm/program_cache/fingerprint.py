@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib.metadata
 import os
 import platform
 import sys
@@ -39,12 +40,27 @@ def of_machine() -> str:
 
 
 def of_sources() -> str:
-    """What tracing depends on beside that: the source files of both packages and the kernels there are to choose from.
+    """What tracing depends on beside that: the source files of both packages, Flax, and the kernels there are to choose
+    from.
 
     The latter loads native libraries, whose functions executables call by name.
     """
     kernels = {operation: registry.implementations(operation) for operation in registry.operations()}
-    return digest(_source_files(), kernels)
+    return digest(_source_files(), _version("flax"), kernels)
+
+
+def of_description(*description: object) -> str:
+    """A name for what comes of these values' text, the sources and the machine."""
+    return digest("described", of_machine(), of_sources(), *description)
+
+
+def types_of(tree: jax.tree_util.PyTreeDef) -> list[str]:
+    """Where the classes of a tree are defined, which is what a kept executable knows them by."""
+    node = tree.node_data()
+    if node is None:
+        return []
+    kind: type = node[0]
+    return [f"{kind.__module__}.{kind.__qualname__}", *(name for child in tree.children() for name in types_of(child))]
 
 
 @functools.cache
@@ -53,6 +69,12 @@ def _unchanging() -> str:
     threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return digest(jax.__version__, jaxlib.__version__, sys.version_info[:2], device.client.platform_version,
                   device.device_kind, device.id, jax.device_count(), platform.machine(), _processor(), threads)
+
+
+@functools.cache
+def _version(package: str) -> str:
+    """Without importing it."""
+    return importlib.metadata.version(package)
 
 
 def _processor() -> list[str]:

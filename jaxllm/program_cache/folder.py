@@ -8,6 +8,7 @@ from pathlib import Path
 import jax
 
 from jaxllm.environment import COMPILATION_CACHE, COMPILATION_CACHE_BYTES, user_cache
+from jaxllm.program_cache.entries import Entries
 from jaxllm.quantities import parse_bytes
 
 DEFAULT_BYTES = 512 << 20
@@ -35,3 +36,9 @@ def cache_bytes() -> int:
     """What its files may take together: ``$JAXLLM_COMPILATION_CACHE_BYTES``, such as "2G"; else 512 MiB."""
     chosen = os.environ.get(COMPILATION_CACHE_BYTES)
     return DEFAULT_BYTES if chosen is None else parse_bytes(COMPILATION_CACHE_BYTES, chosen)
+
+
+def open_entries() -> Entries | None:
+    """The entries in ``cache_folder``, if there is one."""
+    folder = cache_folder()
+    return None if folder is None else Entries(folder, cache_bytes())

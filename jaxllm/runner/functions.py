@@ -16,8 +16,9 @@ from jaxllm.config import EngineConfig
 from jaxllm.kv_cache import block_table, pool
 from jaxllm.kv_cache.block_table import BlockTable
 from jaxllm.kv_cache.pool import KVPool
-from jaxllm.models.decoder import StepContext
+from jaxllm.kv_cache.spec import KVSpec
 from jaxllm.models.model import Leaves, Model, Params
+from jaxllm.models.step import StepContext
 from jaxllm.runner.batch import StepBatch
 from jaxllm.runner.keys import Key, LayerChunk
 from jaxllm.sampling import (
@@ -29,6 +30,7 @@ from jaxllm.sampling import (
     TokenLogprobs,
     Variant,
     VocabLogprobs,
+    init_state,
     mask_padded_vocab,
     sample,
     set_slot,
@@ -40,9 +42,10 @@ from pallas_kernels import paged_attention_metadata, positions_and_rows
 
 @dataclasses.dataclass(frozen=True)
 class StepFunctions:
-    """The functions for a model and an engine's sizes. chunks: the runs of layers of ``layer_chunks``."""
+    """The functions for a model, a cache and an engine's sizes. chunks: the runs of layers of ``layer_chunks``."""
 
     model: Model
+    spec: KVSpec
     config: EngineConfig
     chunks: list[LayerChunk]
 
@@ -56,6 +59,9 @@ class StepFunctions:
             "sample": (functools.partial(self.sample, kind), (1,)),
             "prompt_logprobs": (self.prompt_logprobs, ()),
             "vocab_logprobs": (self.vocab_logprobs, ()),
+            "allocate_pool": (functools.partial(
+                pool.unfilled_pool, self.spec, self.config.num_blocks, self.config.block_size), ()),
+            "empty_state": (self.empty_state, ()),
             "update_table": (block_table.update, (0,)),
             "copy_blocks": (pool.copy_blocks, (0,)),
             "read_blocks": (pool.read_blocks, ()),
@@ -74,8 +80,8 @@ class StepFunctions:
         attention = paged_attention_metadata(table.blocks[0], batch.query_start, batch.lengths, tokens, size)
         # A slot that has no token (``NO_TOKEN``) fails when the host learns of it; until then any will do.
         token_ids = jnp.where(batch.fed < 0, batch.token_ids, jnp.maximum(newest[batch.fed], 0))
-        step = self.model.step_context(where.positions, slots, attention)
-        return self.model.embed(outer, token_ids), step, batch.sample_rows
+        step = self.model.modules.step_context(where.positions, slots, attention)
+        return self.model.modules.embed(outer, token_ids), step, batch.sample_rows
 
     def layers(self, kind: int, params: Sequence[Leaves], x: Float[Array, "T D"], step: StepContext, cache: KVPool
                ) -> tuple[Float[Array, "T D"], KVPool]:
@@ -83,12 +89,12 @@ class StepFunctions:
         chunk = next(chunk for chunk in self.chunks if chunk.kind == kind)
         nested = [jax.tree.unflatten(tree, leaves)
                   for tree, leaves in zip(self.model.layer_trees[chunk.layers], params, strict=True)]
-        return self.model.run_layers(self.model.layer_graphs[chunk.layers], nested, x, step, cache)
+        return self.model.modules.run_layers(chunk.layers, nested, x, step, cache)
 
     def end(self, outer: Params, x: Float[Array, "T D"], sample_rows: Int[Array, " B"]
             ) -> tuple[Float[Array, "B D"], Float[Array, "T D"]]:
         """The hidden rows to sample from, and all of them."""
-        hidden = self.model.finish(outer, x)
+        hidden = self.model.modules.finish(outer, x)
         return hidden[sample_rows], hidden
 
     def sample(self, variant: Variant, head: Params, state: SamplingState | None, newest: Int[Array, " R"],
@@ -98,6 +104,12 @@ class StepFunctions:
         logits = self._logits(head, hidden[:rows.num_rows])
         state, output = sample(logits, rows, state, variant, mask, processors=self._processors)
         return state, newest.at[rows.slot].set(output.token_ids, mode="drop"), output
+
+    def empty_state(self) -> SamplingState:
+        """An empty sampling state."""
+        config = self.config
+        return init_state(config.max_num_seqs, self.model.config.vocab_size, max_length=config.max_model_len,
+                          num_processors=len(config.logits_processors))
 
     def vocab_logprobs(self, head: Params, state: SamplingState, hidden: Float[Array, "T D"],
                        index: Int[Array, " C"], rows: SamplingRows, mask: UInt32[Array, "C W"]) -> VocabLogprobs:

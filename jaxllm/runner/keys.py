@@ -44,7 +44,7 @@ class Key(NamedTuple):
 def layer_chunks(model: Model, layers_per_program: int) -> list[LayerChunk]:
     """Cut the layers into runs of one length, up to ``layers_per_program``, and what is left: into the fewest kinds of
     runs, of those cuts the one with the fewest runs."""
-    layers = len(model.layer_graphs)
+    layers = model.config.num_layers
 
     def cut(length: int) -> list[LayerChunk]:
         chunks = [slice(first, min(first + length, layers)) for first in range(0, layers, length)]

@@ -22,6 +22,7 @@ from jaxtyping import Array
 
 from jaxllm.config import EngineConfig
 from jaxllm.kv_cache.block_table import BlockTable
+from jaxllm.kv_cache.pages import cleared
 from jaxllm.kv_cache.pool import KVPool
 from jaxllm.kv_cache.spec import KVSpec
 from jaxllm.models.model import Leaves, Model, Params
@@ -31,7 +32,7 @@ from jaxllm.runner.buckets import buckets
 from jaxllm.runner.functions import StepFunctions
 from jaxllm.runner.host_pool import HostBlocks
 from jaxllm.runner.keys import Key, layer_chunks
-from jaxllm.runner.signatures import Signatures, empty_state
+from jaxllm.runner.signatures import Signatures
 from jaxllm.sampling import SampleOutput, SamplingRows, SamplingState, SlotRow, TokenLogprobs, Variant, VocabLogprobs
 
 
@@ -51,8 +52,8 @@ class Programs:
         self.token_buckets = buckets(config.max_num_batched_tokens)
         self.row_buckets = buckets(config.max_num_seqs)
         self.chunks = layer_chunks(model, layers_per_program)
-        self._functions = StepFunctions(model, config, self.chunks)
-        self._signatures = Signatures(self._functions, spec)
+        self._functions = StepFunctions(model, spec, config, self.chunks)
+        self._signatures = Signatures(self._functions)
         self.traces: collections.Counter[str] = collections.Counter()
         self._executables: dict[Key, Any] = {}
         self._lock = threading.Lock()
@@ -72,7 +73,7 @@ class Programs:
     def _single_programs(self) -> list[str]:
         """The programs of one size."""
         swap = ["read_blocks", "write_blocks"] if self.config.num_swap_blocks else []
-        return ["update_table", "copy_blocks", "set_sampling_slot", *swap]
+        return ["allocate_pool", "update_table", "copy_blocks", "empty_state", "set_sampling_slot", *swap]
 
     @property
     def kinds(self) -> list[int]:
@@ -105,11 +106,19 @@ class Programs:
                                                         self._describe(key))
             return self._executables[key]
 
-    def init_state(self) -> SamplingState:
-        """An empty sampling state."""
-        return empty_state(self.model, self.config)
+    def must_compile(self, key: Key) -> bool:
+        """Whether ``compile`` is known to have to, without trying it."""
+        return self.cache.must_compile(self._describe(key))
 
     # The programs, as the runner calls them.
+
+    def allocate_pool(self) -> KVPool:
+        """An empty pool, which takes memory as its blocks are first written."""
+        return cleared(self._run(Key("allocate_pool")))
+
+    def empty_state(self) -> SamplingState:
+        """An empty sampling state."""
+        return self._run(Key("empty_state"))
 
     def forward(self, outer: Params, layers: Sequence[Leaves], cache: KVPool, table: BlockTable, newest: Array,
                 batch: StepBatch) -> tuple[KVPool, Array, Array]:

@@ -7,13 +7,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxllm.engine.constraints import constraint_masks
 from jaxllm.engine.plan import StepPlan
 from jaxllm.engine.request import Sequence as RequestSequence
-from jaxllm.kv_cache import allocate_pool, block_table
+from jaxllm.kv_cache import block_table
 from jaxllm.models.model import Params
 from jaxllm.runner.batch import build_batch, padded_lines
 from jaxllm.runner.buckets import bucket_for
@@ -96,11 +95,11 @@ class Runner:
 
     def reset(self) -> None:
         """Fresh device state: an empty cache, an empty table, no sampling state."""
-        self.cache = allocate_pool(self.spec, self.config.num_blocks, self.config.block_size)
+        self.cache = self.programs.allocate_pool()
         self.table = block_table.empty(
             len(self.spec.groups), self.config.max_num_seqs, self.config.blocks_per_sequence)
         self.state: SamplingState | None = None
-        self.newest = jnp.zeros(self.config.max_num_seqs, jnp.int32)
+        self.newest = jax.device_put(np.zeros(self.config.max_num_seqs, np.int32), may_alias=False)
 
     def sleep(self, level: int) -> None:
         """Give back the memory of the cache and the sampling state, and of the weights: at level 1 they go to host
@@ -218,7 +217,7 @@ class Runner:
     def _sampling_state(self) -> SamplingState:
         """The sampling state, allocated when a request first needs the full sampler."""
         if self.state is None:
-            self.state = self.programs.init_state()
+            self.state = self.programs.empty_state()
         return self.state
 
     def _prompt_logprobs(self, plan: StepPlan, query_start: Any, hidden: Any) -> Iterator[PromptLogprobs]:

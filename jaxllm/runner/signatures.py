@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxllm.config import EngineConfig
 from jaxllm.kv_cache import abstract_pool, block_table
-from jaxllm.kv_cache.spec import KVSpec
-from jaxllm.models.model import Model
 from jaxllm.runner.batch import StepBatch
 from jaxllm.runner.buckets import buckets
 from jaxllm.runner.functions import StepFunctions
@@ -24,26 +20,27 @@ from jaxllm.runner.keys import (
     Key,
     prompt_logprob_rows,
 )
-from jaxllm.sampling import RowTable, SamplingRows, SamplingState, SlotRow, Variant, init_state, mask_words
+from jaxllm.sampling import RowTable, SamplingRows, SlotRow, Variant, mask_words
 
 
 @dataclasses.dataclass(frozen=True)
 class Signatures:
-    """The arguments for a model, an engine's sizes and a cache."""
+    """The arguments for a model, a cache and an engine's sizes."""
 
     functions: StepFunctions
-    spec: KVSpec
 
     def of(self, key: Key) -> tuple[Any, ...]:
         """The arguments of a program, as shapes and dtypes."""
-        model, config = self.functions.model, self.functions.config
+        if key.program in ("allocate_pool", "empty_state"):
+            return ()
+        model, spec, config = self.functions.model, self.functions.spec, self.functions.config
         rows = config.max_num_seqs
         width, vocab = model.config.hidden_size, model.config.vocab_size
         params = model.abstract_params
         outer, head = model.outer_params(params), model.head_params(params)
-        cache = abstract_pool(self.spec, config.num_blocks, config.block_size)
-        table = jax.eval_shape(lambda: block_table.empty(len(self.spec.groups), rows, config.blocks_per_sequence))
-        state = jax.eval_shape(functools.partial(empty_state, model, config))
+        cache = abstract_pool(spec, config.num_blocks, config.block_size)
+        table = jax.eval_shape(lambda: block_table.empty(len(spec.groups), rows, config.blocks_per_sequence))
+        state = jax.eval_shape(self.functions.empty_state)
         words = mask_words(vocab)
         sampled = buckets(rows)[-1]
         batch = StepBatch(_ints(StepBatch.size(key.bucket, rows, sampled)), key.bucket, rows)
@@ -76,15 +73,9 @@ class Signatures:
         if key.program == "read_blocks":
             return cache, _ints(SWAP_BLOCKS)
         if key.program == "write_blocks":
-            return cache, _ints(SWAP_BLOCKS), abstract_pool(self.spec, SWAP_BLOCKS, config.block_size)
+            return cache, _ints(SWAP_BLOCKS), abstract_pool(spec, SWAP_BLOCKS, config.block_size)
         line = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape[1:], array.dtype), state)
         return state, _ints(), SlotRow(line.counts, line.flags, line.bias, line.history, line.arguments)
-
-
-def empty_state(model: Model, config: EngineConfig) -> SamplingState:
-    """An empty sampling state."""
-    return init_state(config.max_num_seqs, model.config.vocab_size, num_processors=len(config.logits_processors),
-                      max_length=config.max_model_len)
 
 
 def _no_rows(num_slots: int, bucket: int) -> SamplingRows:

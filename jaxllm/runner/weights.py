@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxllm.errors import EngineError, ParameterError
 from jaxllm.models.model import Model, Params
-from jaxllm.weights.quantization import INT8
+from jaxllm.weights.int8 import INT8
 from jaxllm.weights.rows import int8_rows, is_stored
 from jaxllm.weights.spec import ParamSpec
 

@@ -29,6 +29,11 @@ class ChatTemplates:
         return self._templates.get("default")
 
     @property
+    def by_name(self) -> dict[str, str]:
+        """The sources of the templates."""
+        return dict(self._templates)
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The names of the templates, sorted."""
         return tuple(sorted(self._templates))

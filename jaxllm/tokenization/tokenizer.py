@@ -82,6 +82,11 @@ class Tokenizer:
         return self._templates.default
 
     @property
+    def chat_templates(self) -> dict[str, str]:
+        """The sources of the model's chat templates by name; one alone is "default"."""
+        return self._templates.by_name
+
+    @property
     def template_names(self) -> tuple[str, ...]:
         """The names of the model's chat templates; one alone is "default"."""
         return self._templates.names

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxllm.weights.compressed_tensors import CompressedTensorsSource, is_compressed, plain_config
 from jaxllm.weights.safetensors import read_json
 from jaxllm.weights.source import ModelSource
 
@@ -20,6 +21,9 @@ class ConfigSource(ModelSource):
         self.path = path
         self.name = name or path.resolve().name
         self.config = read_json(path / "config.json")
+        if is_compressed(self.config):
+            self.config = plain_config(self.config, path / "config.json")
+            self.quantization = CompressedTensorsSource.quantization
         generation = path / "generation_config.json"
         self.generation_config = read_json(generation) if generation.exists() else {}
         self.tensors = {}

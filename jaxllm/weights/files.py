@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
 from io import FileIO
 from pathlib import Path
 
@@ -34,13 +32,6 @@ def read_into(file: FileIO, offset: int, out: np.ndarray) -> None:
         if not count:
             raise CheckpointError(f"{file.name!s} ended at byte {offset + done} while it was being read")
         done += count
-
-
-def trim_heap() -> None:
-    """Give memory that was freed back to the system where the C library otherwise keeps it (glibc)."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
-    if trim is not None:
-        trim(0)
 
 
 def empty_aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

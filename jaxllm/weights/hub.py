@@ -12,12 +12,13 @@ from jaxllm.errors import CheckpointError, ModelNotFoundError
 from jaxllm.weights.packaged import PACKAGED_MODELS, find_packaged
 from jaxllm.weights.safetensors import INDEX, pickle_message, read_json
 
-_SMALL_FILES = [
-    "config.json", "generation_config.json", INDEX,
+TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "merges.txt", "vocab.txt", "*.tiktoken",
     "chat_template.jinja", "chat_template.json",
-]
+)
+"""Patterns of the files that hold a tokenizer."""
+_SMALL_FILES = ["config.json", "generation_config.json", INDEX, *TOKENIZER_FILES]
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _PART = re.compile(r"(.*)-\d{5}-of-(\d{5})\.gguf")
 

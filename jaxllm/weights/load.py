@@ -15,7 +15,7 @@ import numpy as np
 from jaxllm.errors import CheckpointError, ParameterError
 from jaxllm.weights.convert import cast
 from jaxllm.weights.files import empty_aligned
-from jaxllm.weights.quantization import quantize_int8
+from jaxllm.weights.int8 import quantize_int8
 from jaxllm.weights.source import ModelSource
 from jaxllm.weights.spec import ParamSpec, Piece
 
@@ -183,19 +183,18 @@ def _load_parts(source: ModelSource, spec: ParamSpec, pieces: Sequence[Piece], p
 
 def _fill_blocks(source: ModelSource, pieces: Sequence[Piece], blocks: np.ndarray, scale: np.ndarray | None,
                  pool: ThreadPoolExecutor) -> None:
-    """Read the pieces' rows into ``blocks`` as they are stored; given ``scale``, quantize them to int8."""
+    """Read the pieces' rows into ``blocks`` as they are stored; given ``scale``, in int8."""
 
     def read(piece: Piece, start: int, stop: int, at: int) -> None:
         into = blocks[at : at + stop - start]
         if scale is None:
             source.read_stored(piece.name, start, stop, into)
             return
+        factors = scale[at : at + stop - start]
         if piece.transform is None:
-            rows = np.empty((stop - start, blocks.shape[1]), np.float32)
-            source.read_rows(piece.name, start, stop, rows)
+            source.read_int8(piece.name, start, stop, into, factors)
         else:
-            rows = piece.transform(source.read(piece.name)).astype(np.float32)
-        quantize_int8(rows, into, scale[at : at + stop - start])
+            quantize_int8(piece.transform(source.read(piece.name)).astype(np.float32), into, factors)
 
     tasks, at = [], 0
     for piece in pieces:

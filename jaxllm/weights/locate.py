@@ -7,11 +7,12 @@ import re
 from pathlib import Path
 
 from jaxllm.errors import CheckpointError, ModelNotFoundError, ParameterError
+from jaxllm.weights.compressed_tensors import CompressedTensorsSource, is_compressed
 from jaxllm.weights.configuration import ConfigSource
 from jaxllm.weights.gguf import GGUFSource
 from jaxllm.weights.hub import download, download_configuration
 from jaxllm.weights.packaged import find_packaged, packaged_file
-from jaxllm.weights.safetensors import SafetensorsSource
+from jaxllm.weights.safetensors import SafetensorsSource, read_json
 from jaxllm.weights.source import ModelSource
 
 _LATER_PART = re.compile(r"-(?!00001-)\d{5}-of-\d{5}\.gguf$")
@@ -71,7 +72,8 @@ def _open(path: Path, name: str | None) -> ModelSource:
             return GGUFSource(found[0], name)
         if found:
             raise CheckpointError(f"{path} has several GGUF files, give one: {', '.join(file.name for file in found)}")
-    return SafetensorsSource(path, name)
+    compressed = (path / "config.json").exists() and is_compressed(read_json(path / "config.json"))
+    return (CompressedTensorsSource if compressed else SafetensorsSource)(path, name)
 
 
 def _short(text: str) -> str:

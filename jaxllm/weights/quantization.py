@@ -7,31 +7,35 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from jaxllm.errors import ParameterError
 from jaxllm.weights.gguf import GGUFSource
+from jaxllm.weights.int8 import INT8
 from jaxllm.weights.source import ModelSource
 from jaxllm.weights.spec import ParamSpec, Piece
 
-QUANTIZATIONS = ("gguf", "int8")
-INT8 = "I8"
+QUANTIZATIONS = ("none", "gguf", "int8")
 
 
 def check_quantization(quantization: Any, source: ModelSource | None = None) -> None:
     """Raise ``ParameterError`` unless it is ``None`` or a choice, and one that the checkpoint allows."""
     if quantization is not None and not (isinstance(quantization, str) and quantization in QUANTIZATIONS):
-        raise ParameterError("quantization", quantization, "None, 'gguf' (weights as a .gguf file stores them) or "
-                             "'int8' (made while loading, from any checkpoint)")
+        raise ParameterError("quantization", quantization, "None (as the checkpoint says), 'none' (decoded), "
+                             "'gguf' (as a .gguf file stores them) or 'int8' (made while loading, from any checkpoint)")
     if quantization == "gguf" and source is not None and not isinstance(source, GGUFSource):
         raise ParameterError("quantization", quantization, f"only for .gguf files, which {source.path} is not; 'int8' "
                              "quantizes any checkpoint while it is loaded")
 
 
+def chosen_quantization(quantization: str | None, source: ModelSource) -> str | None:
+    """What becomes of the matrices, ``None`` where they are decoded; by default what the checkpoint says."""
+    chosen = source.quantization if quantization is None else quantization
+    return None if chosen == "none" else chosen
+
+
 def quantized_specs(
     specs: Mapping[str, ParamSpec], plan: Mapping[str, Sequence[Piece]], source: ModelSource | None, quantization: str
 ) -> dict[str, ParamSpec]:
-    """The specs with every matrix described as it will be kept.
+    """The specs with every matrix described as it will be kept, by "gguf" or "int8".
 
     With "gguf", the tensors whose type has no kernel, or that are transformed, are plain. source: ``None`` only where
     there are no tensors, with "int8".
@@ -57,18 +61,3 @@ def quantized_specs(
         return () if [part.kind for part in parts] == [None] else parts
 
     return {path: dataclasses.replace(spec, parts=parts_of(path, spec)) for path, spec in specs.items()}
-
-
-def quantize_int8(rows: np.ndarray, codes: np.ndarray, scale: np.ndarray) -> None:
-    """Float32 [O, I] to signed bytes, as uint8 [O, I], and each row's factor, float32 [O]: its largest magnitude
-    becomes 127 (symmetric, per channel).
-
-    Raises ``OverflowError`` where a value is not finite.
-    """
-    largest = np.abs(rows).max(axis=1, initial=0.0)
-    if not np.isfinite(largest).all():
-        raise OverflowError("it has values that are infinite or no numbers, which int8 cannot hold")
-    np.divide(largest, np.float32(127), out=scale)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        scaled = np.where(scale[:, None] > 0, rows / scale[:, None], 0)
-    np.copyto(codes.view(np.int8), np.clip(np.rint(scaled), -127, 127), casting="unsafe")

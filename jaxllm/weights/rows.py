@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, UInt8
 
 from jaxllm.weights.files import empty_aligned
-from jaxllm.weights.quantization import INT8, quantize_int8
+from jaxllm.weights.int8 import INT8, quantize_int8
 from pallas_kernels.quantized import FORMATS
 
 

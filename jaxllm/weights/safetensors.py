@@ -22,7 +22,7 @@ _SHARD = re.compile(r".*-(\d{5})-of-(\d{5})\.safetensors")
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 _MAX_HEADER = 100_000_000  # bytes; the limit of the reference implementation
 
-_DTYPES: dict[str, np.dtype] = {
+DTYPES: dict[str, np.dtype] = {
     "F64": np.dtype(np.float64), "F32": np.dtype(np.float32), "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
     "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn), "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
@@ -30,10 +30,13 @@ _DTYPES: dict[str, np.dtype] = {
     "U64": np.dtype(np.uint64), "U32": np.dtype(np.uint32), "U16": np.dtype(np.uint16), "U8": np.dtype(np.uint8),
     "BOOL": np.dtype(np.bool_),
 }
+"""The dtypes by their names in the format."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Stored:
+class Stored:
+    """A tensor and where its data lie."""
+
     info: TensorInfo
     dtype: np.dtype
     path: Path
@@ -53,7 +56,7 @@ class SafetensorsSource(ModelSource):
         self.config = read_json(path / "config.json")
         generation = path / "generation_config.json"
         self.generation_config = read_json(generation) if generation.exists() else {}
-        self._stored: dict[str, _Stored] = {}
+        self._stored: dict[str, Stored] = {}
         files, placed = _weight_files(path)
         for file in files:
             for tensor, stored in _read_header(file).items():
@@ -134,7 +137,7 @@ def _check_present(path: Path, names: list[str]) -> None:
         raise CheckpointError(f"{path} lacks {len(missing)} of its {len(names)} weight files: {', '.join(missing)}")
 
 
-def _read_header(path: Path) -> dict[str, _Stored]:
+def _read_header(path: Path) -> dict[str, Stored]:
     """The tensors of one safetensors file (https://huggingface.co/docs/safetensors: 8 bytes of length, JSON, data)."""
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -160,7 +163,7 @@ def _read_header(path: Path) -> dict[str, _Stored]:
     return tensors
 
 
-def _stored(path: Path, name: str, entry: Any, start: int) -> _Stored:
+def _stored(path: Path, name: str, entry: Any, start: int) -> Stored:
     try:
         kind, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
         sizes = [*shape, begin, end]
@@ -168,11 +171,11 @@ def _stored(path: Path, name: str, entry: Any, start: int) -> _Stored:
         raise CheckpointError(f"{path}: the header's entry for {name!r} is malformed: {entry!r}") from None
     if any(isinstance(size, bool) or not isinstance(size, int) or size < 0 for size in sizes):
         raise CheckpointError(f"{path}: the header's entry for {name!r} is malformed: {entry!r}")
-    if kind not in _DTYPES:
+    if kind not in DTYPES:
         raise UnsupportedModelError(f"{path}: tensor {name!r} has the dtype {kind!r}; "
-                                    f"supported: {', '.join(_DTYPES)}")
-    nbytes = math.prod(shape) * _DTYPES[kind].itemsize
+                                    f"supported: {', '.join(DTYPES)}")
+    nbytes = math.prod(shape) * DTYPES[kind].itemsize
     if end - begin != nbytes:
         raise CheckpointError(f"{path}: tensor {name!r} of shape {list(shape)} and dtype {kind} needs {nbytes} "
                               f"bytes, the header gives it {end - begin}")
-    return _Stored(TensorInfo(shape, kind, nbytes), _DTYPES[kind], path, start + begin)
+    return Stored(TensorInfo(shape, kind, nbytes), DTYPES[kind], path, start + begin)

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxllm.weights.int8 import quantize_int8
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TensorInfo:
@@ -41,7 +43,10 @@ class ModelSource(abc.ABC):
     config: as in a Hugging Face ``config.json``.
     generation_config: as in ``generation_config.json``; empty if there is none.
     tensors: every tensor, under its Hugging Face name.
+    quantization: as what the checkpoint means its matrices to be computed with, where not as plain numbers.
     """
+
+    quantization: str | None = None
 
     name: str
     path: Path
@@ -66,6 +71,16 @@ class ModelSource(abc.ABC):
         For quantized types; only formats that have any can do it. Safe to call from several threads.
         """
         raise NotImplementedError(f"{type(self).__name__} has no quantized tensors")
+
+    def read_int8(self, name: str, start: int, stop: int, codes: np.ndarray, scale: np.ndarray) -> None:
+        """Read rows ``[start, stop)`` of a matrix as signed bytes, into uint8 [rows, columns], and a factor for each,
+        into float32 [rows]: as they are stored, or quantized here. Safe to call from several threads.
+
+        Raises ``OverflowError`` where a value that is to be quantized is not finite.
+        """
+        rows = np.empty(codes.shape, np.float32)
+        self.read_rows(name, start, stop, rows)
+        quantize_int8(rows, codes, scale)
 
     def read(self, name: str) -> np.ndarray:
         """The whole tensor: float32 for quantized types, else its stored dtype."""

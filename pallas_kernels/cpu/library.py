@@ -22,8 +22,8 @@ from pallas_kernels.errors import ChoiceError
 
 logger = logging.getLogger("pallas_kernels")
 
-INSTRUCTION_SETS = ("none", "avx512_bf16", "amx_bf16")
-"""In ascending order, numbered as the library numbers them; without one of the latter two no kernel runs."""
+INSTRUCTION_SETS = ("none", "avx2", "avx512f", "avx512_bf16", "amx_bf16", "neon")
+"""Numbered as the library numbers them, those of x86 in ascending order; with the first no kernel runs."""
 
 _FILE = "libpallas_kernels_cpu.so"
 
@@ -40,7 +40,7 @@ def unavailable() -> str | None:
     library = _load()
     if isinstance(library, str):
         return library
-    return "this processor has no bfloat16 dot products (AVX512-BF16)" if _best(library) == 0 else None
+    return None if _available(library) else "this processor has none of AVX2 with FMA and F16C, AVX-512, NEON"
 
 
 def instruction_set() -> str:
@@ -52,7 +52,7 @@ def instruction_set() -> str:
 def instruction_sets() -> tuple[str, ...]:
     """Those that kernels can use here, in ascending order."""
     library = _load()
-    return () if isinstance(library, str) else INSTRUCTION_SETS[1 : _best(library) + 1]
+    return () if isinstance(library, str) else _available(library)
 
 
 def use_instruction_set(name: str) -> None:
@@ -63,7 +63,7 @@ def use_instruction_set(name: str) -> None:
     library = _load()
     if isinstance(library, str):
         raise ChoiceError(f"instruction set {name!r}: there are no native kernels here: {library}")
-    _check(name, _best(library), "instruction set")
+    _check(name, library, "instruction set")
     library.pallas_kernels_cpu_use_instruction_set(INSTRUCTION_SETS.index(name))
 
 
@@ -95,19 +95,20 @@ def _load() -> ctypes.CDLL | str:
 def _open() -> ctypes.CDLL | str:
     file = _find()
     if file is None:
-        return "the package was installed without them (no C++ compiler, or not Linux on x86-64)"
+        return "the package was installed without them (no C++ compiler, or not Linux on x86-64 or 64-bit Arm)"
     try:
         library = ctypes.CDLL(str(file))
         library.pallas_kernels_cpu_targets.restype = ctypes.POINTER(_Target)
         library.pallas_kernels_cpu_use_instruction_set.argtypes = [ctypes.c_int]
         library.pallas_kernels_cpu_use_instruction_set.restype = None
+        library.pallas_kernels_cpu_has_instruction_set.argtypes = [ctypes.c_int]
+        library.pallas_kernels_cpu_has_instruction_set.restype = ctypes.c_bool
     except (OSError, AttributeError) as error:  # no library, or another one
         if chosen := os.environ.get(CPU_LIBRARY):
             raise ChoiceError(f"{CPU_LIBRARY}={chosen!r} cannot be loaded: {error}") from error
         return f"the library cannot be loaded: {error}"
     if wanted := os.environ.get(CPU_INSTRUCTION_SET):
-        best = _best(library)
-        _check(wanted, best, CPU_INSTRUCTION_SET)
+        _check(wanted, library, CPU_INSTRUCTION_SET)
         library.pallas_kernels_cpu_use_instruction_set(INSTRUCTION_SETS.index(wanted))
     return _enter(library)
 
@@ -144,12 +145,12 @@ def _targets() -> frozenset[str]:
     return frozenset() if isinstance(library, str) else frozenset(name for name, _ in _walk(library))
 
 
-def _best(library: ctypes.CDLL) -> int:
-    number: int = library.pallas_kernels_cpu_best_instruction_set()
-    return number
+def _available(library: ctypes.CDLL) -> tuple[str, ...]:
+    has = library.pallas_kernels_cpu_has_instruction_set
+    return tuple(name for number, name in enumerate(INSTRUCTION_SETS) if number > 0 and has(number))
 
 
-def _check(name: str, best: int, source: str) -> None:
-    allowed = INSTRUCTION_SETS[1 : best + 1]
+def _check(name: str, library: ctypes.CDLL, source: str) -> None:
+    allowed = _available(library)
     if name not in allowed:
         raise ChoiceError(f"{source}={name!r}: this machine has {', '.join(allowed) or 'none of them'}")

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import functools
+from typing import Any
 
 import jax
-from jaxtyping import Array, DTypeLike
 
 from pallas_kernels.cpu.library import require, unavailable
 
 
-def untouched(shape: tuple[int, ...], dtype: DTypeLike) -> Array | None:
-    """An array on the CPU that holds whatever its memory held; ``None`` where there is no native library."""
+def untouched(like: Any) -> Any:
+    """Arrays that hold whatever their memory held, in a function that is compiled for the CPU.
+
+    like: a tree of shapes and dtypes. ``None`` where there is no native library.
+    """
     if unavailable() is not None:
         return None
-    return _allocation(shape, jax.numpy.dtype(dtype).name)().block_until_ready()
-
-
-@functools.lru_cache(maxsize=8)
-def _allocation(shape: tuple[int, ...], dtype: str) -> jax.stages.Compiled:
-    call = jax.ffi.ffi_call(require("pallas_kernels_untouched_v1"), jax.ShapeDtypeStruct(shape, dtype))
-    return jax.jit(lambda: call()).lower().compile()
+    leaves, structure = jax.tree.flatten(like)
+    return jax.tree.unflatten(structure, jax.ffi.ffi_call(require("pallas_kernels_untouched_v2"), leaves)())

@@ -1,4 +1,4 @@
-"""The product by the native library: bfloat16 operands, AMX tiles or AVX-512 dot products."""
+"""The product by the native library: bfloat16 operands."""
 
 from __future__ import annotations
 

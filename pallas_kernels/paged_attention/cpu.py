@@ -1,4 +1,4 @@
-"""Ragged paged attention by the native library: bfloat16, AMX tiles or AVX-512 dot products."""
+"""Ragged paged attention by the native library: bfloat16."""
 
 from __future__ import annotations
 

@@ -9,11 +9,13 @@ import functools
 
 import pytest
 from conformance.golden import assert_golden, assert_leaves_only_at_near_ties, golden, requests
+from kernels.native import needs_native, using
 from support import bits, run
 
 from jaxllm.engine.build import EngineSizes, build_engine
 from jaxllm.loading import load_weights, open_model
 from jaxllm.weights import resolve
+from pallas_kernels import cpu
 
 GOLDEN = golden("smollm2")
 BOTH = ("bfloat16", "float32")
@@ -54,7 +56,20 @@ def test_float32_gives_the_golden_tokens_and_logprobs():
 
 def test_bfloat16_leaves_the_golden_tokens_only_at_near_ties():
     for item, output in zip(GOLDEN, _together("bfloat16"), strict=True):
+        assert len(output.outputs[0].token_ids) == len(item["output_ids"])
         assert_leaves_only_at_near_ties(item, output)
+
+
+@needs_native
+def test_every_instruction_set_without_tiles_gives_the_same_text_and_logprobs():
+    items, found = GOLDEN[:2] + GOLDEN[5:8], []
+    for name in cpu.instruction_sets():
+        if name != "amx_bf16":
+            with using(name):
+                found.append(run(_engine("bfloat16"), requests(items, most=12)))
+    for item, *outputs in zip(items, *found, strict=True):
+        assert_leaves_only_at_near_ties(item, outputs[0])
+        assert all(bits(output) == bits(outputs[0]) for output in outputs)
 
 
 def _equal_to_together(dtype, outputs, items=GOLDEN):

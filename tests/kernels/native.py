@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -19,9 +20,12 @@ needs_native = pytest.mark.skipif(not AVAILABLE, reason=f"no native kernels: {cp
 IMPLEMENTATIONS = ["xla", pytest.param("cpu", marks=needs_native)]
 """Of bfloat16, where the native one computes nothing else."""
 
+INSTRUCTION_SETS_HERE = cpu.INSTRUCTION_SETS[1:5] if platform.machine() == "x86_64" else ("neon",)
+"""Those of this kind of processor, in ascending order."""
+
 INSTRUCTION_SETS = [
     pytest.param(name, marks=pytest.mark.skipif(name not in cpu.instruction_sets(), reason=f"no {name} kernels here"))
-    for name in cpu.INSTRUCTION_SETS[1:]]
+    for name in INSTRUCTION_SETS_HERE]
 
 
 @contextlib.contextmanager

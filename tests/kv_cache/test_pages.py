@@ -1,4 +1,4 @@
-"""Lazy zeros are zeros, cost memory only where they are written, and are written in place."""
+"""Cleared arrays are zeros, cost memory only where they are written, and are written in place."""
 
 from __future__ import annotations
 
@@ -13,15 +13,19 @@ import numpy as np
 import pytest
 
 from jaxllm.kv_cache import pages
-from jaxllm.kv_cache.pages import lazy_zeros
+from jaxllm.kv_cache.pages import cleared, unfilled
 
 
 @pytest.fixture(params=["native", "xla"], autouse=True)
 def allocation(request, monkeypatch):
     """With the native library where it is built, and as without it."""
     if request.param == "xla":
-        monkeypatch.setattr(pages, "untouched", lambda shape, dtype: None)
+        monkeypatch.setattr(pages, "untouched", lambda like: None)
     return request.param
+
+
+def lazy_zeros(shape, dtype):
+    return cleared(jax.jit(lambda: unfilled(jax.ShapeDtypeStruct(shape, dtype)))())
 
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="pages are given back on Linux only")
@@ -33,6 +37,12 @@ def test_every_element_is_zero(shape, dtype):
     array = lazy_zeros(shape, dtype)
     assert (array.shape, array.dtype) == (shape, dtype)
     assert not np.asarray(array).any()
+
+
+def test_the_arrays_of_a_tree_are_different_memory():
+    like = [{"k": jax.ShapeDtypeStruct((300, 7), jnp.float32)} for _ in range(5)]
+    arrays = jax.tree.leaves(cleared(jax.jit(lambda: unfilled(like))()))
+    assert len({array.unsafe_buffer_pointer() for array in arrays}) == 5
 
 
 @linux
@@ -48,7 +58,7 @@ def test_memory_that_held_numbers_before_is_cleared():
 
 @linux
 def test_pages_that_cannot_be_given_back_hold_zeros(monkeypatch):
-    monkeypatch.setattr(pages, "_release", lambda: lambda address, length: False)
+    monkeypatch.setattr(pages, "page_release", lambda: lambda address, length: False)
     for _ in range(3):
         array = lazy_zeros((300_000,), jnp.float32)
         assert not np.asarray(array).any()
@@ -81,7 +91,7 @@ import sys
 from pathlib import Path
 from jaxllm.kv_cache import pages
 if sys.argv[1] == "xla":
-    pages.untouched = lambda shape, dtype: None
+    pages.untouched = lambda like: None
 from support import greedy, run, tiny_engine
 
 def resident():

@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 from support import TINY
 
-from jaxllm.kv_cache import allocate_pool, kv_spec
+from jaxllm.kv_cache import kv_spec, unfilled_pool
 from jaxllm.kv_cache.pool import copy_blocks
 from jaxllm.models.config import DecoderConfig
 
 
 def test_bytes_follow_the_shapes():
     spec = kv_spec(DecoderConfig(**TINY), jnp.bfloat16)
-    pool = allocate_pool(spec, 5, 16)
+    pool = jax.jit(lambda: unfilled_pool(spec, 5, 16))()
     assert pool[0]["k"].shape == (5, TINY["num_kv_heads"], 16, TINY["head_dim"])
     assert len(pool) == TINY["num_layers"]
     assert sum(leaf.nbytes for leaf in jax.tree.leaves(pool)) == 5 * spec.block_bytes(16)

@@ -114,7 +114,7 @@ def test_the_description_of_an_8b_costs_no_memory():
     model = build_model(config, np.dtype("float16"))
     assert model.num_parameters == 8_030_261_248
     assert model.weight_bytes == 2 * model.num_parameters
-    assert len(set(model.layer_graphs)) == 1
+    assert set(model.like) == {0}
 
 
 @pytest.mark.parametrize("value", [0, -1, "x", 1.5, True])

@@ -15,30 +15,27 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
-from support import greedy, prompts, run, tiny_engine
+from support import greedy, prompts, run, tiny_engine, tiny_model
 
+from jaxllm.engine import build
 from jaxllm.program_cache import executables, trust
 from jaxllm.program_cache.entries import Entries
 from jaxllm.program_cache.executables import ExecutableCache
+from jaxllm.runner.keys import Key
 
 TESTS = Path(__file__).parents[1]
 REQUESTS = [(prompt, greedy(4)) for prompt in prompts(3)]
-# No cache, and one that a test sets up takes whatever is compiled.
-OPTIONS_OF_JAX = {"jax_compilation_cache_dir": None, "jax_persistent_cache_min_compile_time_secs": 0.0,
-                  "jax_persistent_cache_min_entry_size_bytes": -1}
 
 
 @pytest.fixture(autouse=True)
 def _no_cache_of_jax(monkeypatch):
     """The tests' own run has one, in whose place jaxllm's is tested here."""
-    before = {name: getattr(jax.config, name) for name in OPTIONS_OF_JAX}
-    for name, value in OPTIONS_OF_JAX.items():
-        jax.config.update(name, value)
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", None)
     compilation_cache.reset_cache()
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)  # of processes started here
     yield
-    for name, value in before.items():
-        jax.config.update(name, value)
+    jax.config.update("jax_compilation_cache_dir", before)
     compilation_cache.reset_cache()
 
 
@@ -161,18 +158,39 @@ def test_a_program_that_calls_python_is_never_kept(entries):
     assert entries.contents().files == 0
 
 
-def test_what_came_from_the_cache_of_jax_is_not_kept(entries, tmp_path):
-    # Serialized again, it would lack its functions.
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "theirs"))
-    compilation_cache.reset_cache()
-    jax.clear_caches()  # of whatever the tests before have compiled
-    lowering()[0]().compile()
-    assert any((tmp_path / "theirs").iterdir())
-    jax.config.update("jax_compilation_cache_dir", None)  # which JAX notices only when its cache is reset
-    jax.clear_caches()
-    for _ in range(2):
-        assert call(ExecutableCache(entries).get("it", lowering()[0], None)) == (2.0, 1.0)
+_FROM_JAX = """
+import sys
+from pathlib import Path
+import jax
+from test_executables import call, lowering
+from jaxllm.program_cache.entries import Entries
+from jaxllm.program_cache.executables import ExecutableCache
+
+lowering()[0]().compile()
+assert any(Path(sys.argv[1], "theirs").iterdir())
+jax.config.update("jax_compilation_cache_dir", None)  # which JAX notices only when its cache is reset
+jax.clear_caches()
+hits = []
+jax.monitoring.register_event_listener(lambda event, **_: event.endswith("/cache_hits") and hits.append(event))
+entries = Entries(Path(sys.argv[1], "ours"), 1 << 30)
+for count in (1, 2):
+    executable = ExecutableCache(entries).get("it", lowering()[0], None)
+    assert len(hits) == count, hits
     assert entries.contents().files == 0
+    assert call(executable) == (2.0, 1.0)
+    hits = hits[:count]
+"""
+
+
+def test_what_came_from_the_cache_of_jax_is_not_kept(tmp_path):
+    # Serialized again, it would lack its functions. In a process of its own: JAX's cache, and what else it remembers,
+    # is one for a whole process, and here nothing before this has used it.
+    environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "theirs"),
+                   "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+                   "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), str(TESTS)])}
+    done = subprocess.run([sys.executable, "-W", "error::UserWarning", "-c", _FROM_JAX, str(tmp_path)], env=environment,
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_context_of_the_caller_does_not_change_what_is_traced():
@@ -210,6 +228,38 @@ def test_an_engine_finds_all_its_programs_by_description_and_gives_the_same_bits
     made, found = first._runner.programs, second._runner.programs
     assert made.cache.num_compiled == made.num_executables == found.cache.num_loaded
     assert (found.cache.num_compiled, dict(found.traces)) == (0, {})
+
+
+@pytest.mark.usefixtures("trusted", "folder")
+@pytest.mark.parametrize(("limit", "expected"), [(build.FEW_WEIGHT_BYTES, [True, False]), (0, [False, False])])
+def test_few_weights_wait_for_programs_that_must_be_compiled_and_for_no_others(limit, expected, monkeypatch):
+    model, params = tiny_model()
+    sizes = build.EngineSizes(max_model_len=64, max_num_seqs=2, kv_cache_bytes=1 << 20)
+    keys = [Key("update_table"), Key("begin", 8)]
+    events = []
+    wait = build.futures.wait
+    monkeypatch.setattr(build.futures, "wait", lambda compiling: events.append("wait") or wait(compiling))
+    monkeypatch.setattr(build, "FEW_WEIGHT_BYTES", limit)
+    found = []
+    for _ in range(2):
+        events.clear()
+        build.build_engine(model, lambda: events.append("load") or params, sizes, compile_first=lambda _: keys)
+        assert events[-1] == "load"
+        found.append(events == ["wait", "load"])
+    assert found == expected
+
+
+def test_what_must_be_compiled_is_known_where_sources_are_trusted_alone(entries, monkeypatch):
+    lower, _ = lowering()
+    cache = ExecutableCache(entries)
+    assert not cache.must_compile(("it", 1))
+    monkeypatch.setattr(trust, "_process", trust._Process(sources_trusted=True))
+    assert cache.must_compile(("it", 1))
+    assert not cache.must_compile(None)
+    assert not ExecutableCache(None).must_compile(("it", 1))
+    cache.get("it", lower, ("it", 1))
+    assert not cache.must_compile(("it", 1))
+    assert cache.must_compile(("it", 2))
 
 
 def test_engines_of_other_models_and_sizes_have_other_descriptions():

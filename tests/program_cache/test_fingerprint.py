@@ -8,6 +8,7 @@ import sys
 
 import jax
 
+from jaxllm.models.step import StepContext
 from jaxllm.program_cache import fingerprint
 
 _PRINT = ("from jaxllm.program_cache import fingerprint; "
@@ -51,3 +52,9 @@ def test_the_sources_of_both_packages_are_in_it(tmp_path):
     assert before == [os.path.join("inner", "code.py"), "one = 1\n"]
     for package in ("jaxllm", "pallas_kernels"):
         assert any(True for folder in __import__(package).__path__ for _ in fingerprint._texts(folder))
+
+
+def test_the_classes_of_a_tree_are_named_by_where_they_are():
+    tree = jax.tree.structure({"a": StepContext(1, 2, (3, None), [])})
+    assert fingerprint.types_of(tree)[:3] == ["builtins.dict", "jaxllm.models.step.StepContext", "builtins.tuple"]
+    assert fingerprint.types_of(jax.tree.structure(1)) == []

@@ -13,7 +13,8 @@ from jaxllm.errors import CheckpointError, ParameterError
 from jaxllm.loading import load_weights, open_model
 from jaxllm.runner.keys import layer_chunks
 from jaxllm.weights import GGUFSource, SafetensorsSource
-from jaxllm.weights.quantization import check_quantization, quantize_int8
+from jaxllm.weights.int8 import quantize_int8
+from jaxllm.weights.quantization import check_quantization
 from jaxllm.weights.rows import QuantizedRows, RowParts
 from pallas_kernels import dequantize
 
@@ -118,7 +119,7 @@ def test_int8_of_what_is_not_finite_is_refused_by_name(tmp_path, value):
 
 @pytest.mark.parametrize("value", ["awq", "fp8", "GGUF", 8, True, ["gguf"]])
 def test_other_choices_are_refused(value):
-    with pytest.raises(ParameterError, match=r"None, 'gguf' .* or 'int8'") as caught:
+    with pytest.raises(ParameterError, match=r"None .*, 'none' .*, 'gguf' .* or 'int8'") as caught:
         check_quantization(value)
     assert (caught.value.parameter, caught.value.value) == ("quantization", value)
 

@@ -73,7 +73,7 @@ ffi::Error attend(ffi::ThreadPool pool, BFloat16 q, BFloat16 k_pool, BFloat16 v_
       find_wrong_shape(q, k_pool, v_pool, tables, query_start, lengths, sinks, *out, *lse);
   if (!wrong.empty()) return invalid(wrong);
   if (instruction_set() == InstructionSet::kNone)
-    return ffi::Error(ffi::ErrorCode::kUnimplemented, "paged_attention: this processor has no bfloat16 dot products");
+    return ffi::Error(ffi::ErrorCode::kUnimplemented, "paged_attention: this processor has none of the instruction sets");
 
   const auto bits = [](const BFloat16& buffer) { return reinterpret_cast<uint16_t*>(buffer.typed_data()); };
   const auto qs = q.dimensions(), ks = k_pool.dimensions();
@@ -105,7 +105,7 @@ ffi::Error attend(ffi::ThreadPool pool, BFloat16 q, BFloat16 k_pool, BFloat16 v_
   const auto no_memory = ffi::Error(ffi::ErrorCode::kResourceExhausted, "paged_attention: out of memory");
   float* states = static_cast<float*>(state_memory.of(2 * plan.states * state_floats(a.head_dim) * sizeof(float)));
   if (plan.states > 0 && !states) return no_memory;
-  const auto attend_tile = instruction_set() == InstructionSet::kAmxBf16 ? attend_amx : attend_avx512;
+  const auto attend_tile = PALLAS_KERNELS_CHOSEN_OR_TILES(attend, attend_amx);
   std::atomic<bool> out_of_memory{false};
   for (std::vector<Tile>& tiles : plan.phases) {
     for (Tile& tile : tiles) tile.states = states;

@@ -9,6 +9,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "each.h"
+
 namespace pallas_kernels {
 
 constexpr int kLanes = 16;
@@ -59,6 +61,6 @@ size_t attention_scratch_bytes(const Attention& a, int64_t lanes);
 
 // next: the tile that the thread will probably attend after this one, or null.
 void attend_amx(const Attention& a, const Tile& tile, const Tile* next, void* scratch);
-void attend_avx512(const Attention& a, const Tile& tile, const Tile* next, void* scratch);
+PALLAS_KERNELS_EACH(void attend(const Attention& a, const Tile& tile, const Tile* next, void* scratch);)
 
 }  // namespace pallas_kernels

@@ -1,9 +1,8 @@
 // Reading keys and values before they are needed.
 #pragma once
 
-#include <immintrin.h>
-
 #include "attention.h"
+#include "vectors.h"
 
 namespace pallas_kernels {
 namespace {
@@ -16,32 +15,38 @@ inline int64_t slot(const Attention& a, const Tile& tile, int64_t position) {
 }
 
 // Runs kAhead positions before a tile's walk: the tile before has read up to there, and this one reads as many of the
-// next tile.
+// next tile. Blocks lie far apart, and a core gets more from memory in several places at once than in one after the other.
 class ReadAhead {
  public:
-  static constexpr int64_t kAhead = kGroup;
+  static constexpr int64_t kAhead = 192;  // more than the places hold, of blocks of 32
 
   ReadAhead(const Attention& a, const Tile& tile, const Tile* next)
       : a_(a), tile_(&tile), next_(next), low_(tile.begin + kAhead), high_(tile.end) {}
 
-  // Asks for so many lines, each of keys and of values. Called all along: the memory serves some sixteen lines at once,
-  // and who asks for more waits.
+  // Asks for so many lines, each of keys and of values, a few of each of some blocks in turn. Called all along: the
+  // memory serves some sixteen lines at once, and who asks for more waits.
   void read(int64_t lines) {
-    while (lines > 0) {
-      if (lines_ == 0 && !find()) return;
-      const int64_t count = lines < lines_ ? lines : lines_;
-      for (int64_t i = 0; i < count; ++i, at_ += 64) {
-        _mm_prefetch(reinterpret_cast<const char*>(a_.k_pool) + at_, _MM_HINT_T1);
-        _mm_prefetch(reinterpret_cast<const char*>(a_.v_pool) + at_, _MM_HINT_T1);
+    for (due_ += lines; due_ >= kLines; due_ -= kLines) {
+      Place& place = places_[turn_];
+      turn_ = (turn_ + 1) % kPlaces;
+      if (place.lines <= 0 && !find(place)) continue;
+      for (int64_t i = 0; i < kLines; ++i, place.at += 64) {
+        _mm_prefetch(reinterpret_cast<const char*>(a_.k_pool) + place.at, _MM_HINT_T1);
+        _mm_prefetch(reinterpret_cast<const char*>(a_.v_pool) + place.at, _MM_HINT_T1);
       }
-      lines_ -= count;
-      lines -= count;
+      place.lines -= kLines;
     }
   }
 
  private:
+  static constexpr int64_t kPlaces = 4, kLines = 4;
+
+  struct Place {
+    int64_t at = 0, lines = 0;
+  };
+
   // The lines in the next block, if there are any.
-  bool find() {
+  bool find(Place& place) {
     if (low_ >= high_) {
       if (!next_) return false;
       tile_ = next_;
@@ -51,15 +56,15 @@ class ReadAhead {
       if (low_ >= high_) return false;
     }
     const int64_t in_block = a_.block_size - low_ % a_.block_size, count = high_ - low_ < in_block ? high_ - low_ : in_block;
-    at_ = slot(a_, *tile_, low_) * 2;
-    lines_ = (count * a_.head_dim * 2 + 63) / 64;
+    place = {slot(a_, *tile_, low_) * 2, (count * a_.head_dim * 2 + 63) / 64};
     low_ += count;
     return true;
   }
 
   const Attention& a_;
   const Tile *tile_, *next_;
-  int64_t low_, high_, at_ = 0, lines_ = 0;
+  int64_t low_, high_, due_ = 0, turn_ = 0;
+  Place places_[kPlaces];
 };
 
 }  // namespace

@@ -2,12 +2,11 @@
 // Included by one source per instruction set, through attention_walk.h, and by nothing else.
 #pragma once
 
-#include <immintrin.h>
-
 #include <cstdint>
 
 #include "flush_denormals.h"
 #include "transpose.h"
+#include "vectors.h"
 
 namespace pallas_kernels {
 namespace {
@@ -35,12 +34,14 @@ inline __m512 tanh(__m512 x) {
   return _mm512_sub_ps(one, _mm512_div_ps(_mm512_set1_ps(2.0f), _mm512_add_ps(e, one)));
 }
 
+#if defined(__AVX512F__)
 // The bfloat16 pairs (x[i], y[i]).
 inline __m512i round_to_pairs(__m512 x, __m512 y) {
   alignas(64) static constexpr uint16_t kPairs[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
                                                       8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
   return _mm512_permutexvar_epi16(_mm512_load_si512(kPairs), (__m512i)_mm512_cvtne2ps_pbh(y, x));
 }
+#endif
 
 }  // namespace
 }  // namespace pallas_kernels

@@ -4,6 +4,8 @@
 #include <string_view>
 #include <utility>
 
+#include "attention_layout.h"
+
 namespace pallas_kernels {
 namespace {
 
@@ -209,6 +211,8 @@ std::string find_fault(const Attention& a) {
   }
   return {};
 }
+
+size_t attention_scratch_bytes(const Attention& a, int64_t lanes) { return Layout(a, lanes).bytes; }
 
 Plan make_plan(const Attention& a, int64_t threads) { return Planner(a, threads).plan(); }
 

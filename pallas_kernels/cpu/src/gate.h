@@ -1,9 +1,9 @@
-// The gates of gated products (Shazeer 2020). Included by sources named *_avx512.cpp and *_amx.cpp, and by nothing else.
+// The gates of gated products (Shazeer 2020). Included by sources that are compiled for one instruction set, and by
+// nothing else.
 #pragma once
 
-#include <immintrin.h>
-
 #include "matmul.h"
+#include "vectors.h"
 
 namespace pallas_kernels {
 namespace {

@@ -7,5 +7,5 @@ extern "C" __attribute__((visibility("default"))) bool pallas_kernels_cpu_decode
                                                                                       int64_t blocks, void* out,
                                                                                       bool bfloat16) {
   using namespace pallas_kernels;
-  return best_instruction_set() != InstructionSet::kNone && decode_gguf_avx512(kind, raw, blocks, out, bfloat16);
+  return instruction_set() != InstructionSet::kNone && PALLAS_KERNELS_CHOSEN(decode_gguf)(kind, raw, blocks, out, bfloat16);
 }

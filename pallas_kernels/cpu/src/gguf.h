@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "each.h"
+
 namespace pallas_kernels {
 
 enum class GGUFKind { kQ4_0 = 2, kQ4_1 = 3, kQ8_0 = 8, kQ4_K = 12, kQ6_K = 14, kI8 = 24, kBF16 = 30 };  // as in files
@@ -28,6 +30,6 @@ constexpr Block block_of(GGUFKind kind) {
 
 // Decodes `blocks` blocks into `out`, float32 or bfloat16 (each value rounded to float32 after every operation, and
 // once more to bfloat16). False for a kind that is not known; of kQ6_K, only bfloat16 is.
-bool decode_gguf_avx512(int kind, const uint8_t* raw, int64_t blocks, void* out, bool bfloat16);
+PALLAS_KERNELS_EACH(bool decode_gguf(int kind, const uint8_t* raw, int64_t blocks, void* out, bool bfloat16);)
 
 }  // namespace pallas_kernels

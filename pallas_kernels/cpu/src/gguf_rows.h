@@ -1,42 +1,21 @@
-// Rows of quantized weights to bfloat16, 32 numbers at a time. Included by sources named *_avx512.cpp and *_amx.cpp, and
-// by nothing else.
+// Rows of quantized weights to bfloat16, 32 numbers at a time, by AVX-512. Included by gguf_decoders.h, and by nothing
+// else.
 //
 // Every number is what the formats' reference makes of it: a product and a sum in float32, each rounded, and then rounded
 // to bfloat16. The products of all these formats are exact in float32 (a code of at most 8 bits, a factor of at most 6 and
 // a scale of 11), so that one fused operation rounds as the reference does.
 #pragma once
 
-#include <immintrin.h>
-
 #include <cstdint>
 
-#include "gguf.h"
+#include "gguf_layout.h"
+#include "gguf_numbers.h"
+#include "vectors.h"
 
 namespace pallas_kernels {
 namespace {
 
-// Where numbers go: each row's row_bytes after those of the row before, and each 32 of them step_bytes after the last 32.
-struct Layout {
-  int64_t row_bytes, step_bytes;
-};
-
-// Up to 16 rows of w, row_bytes apart.
-struct StoredRows {
-  const uint8_t* first;
-  int64_t row_bytes, count;
-};
-
-// Writes numbers 32 * first to 32 * (first + steps) of some rows; asks the memory for the bytes that lie `ahead` bytes
-// after those it reads. first and steps are multiples of what a block holds.
-using Decode = void (*)(StoredRows rows, int64_t first, int64_t steps, char* to, Layout layout, int64_t ahead);
-
 inline __m512 ascending() { return _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15); }
-
-inline float half_at(const uint8_t* p) {
-  uint16_t bits;
-  __builtin_memcpy(&bits, p, 2);
-  return _cvtsh_ss(bits);
-}
 
 inline uint32_t load_4(const uint8_t* p) {
   uint32_t bits;
@@ -223,19 +202,6 @@ void decode_q6_k(StoredRows rows, int64_t first, int64_t steps, char* to, Layout
                                           _mm512_mul_ps(more, _mm512_set1_ps(scale[2 * step + 1]))));
     }
   });
-}
-
-inline Decode decoder_of(GGUFKind kind) {
-  switch (kind) {
-    case GGUFKind::kQ4_0: return decode_q4_0;
-    case GGUFKind::kQ4_1: return decode_q4_1;
-    case GGUFKind::kQ8_0: return decode_q8_0;
-    case GGUFKind::kQ4_K: return decode_q4_k;
-    case GGUFKind::kQ6_K: return decode_q6_k;
-    case GGUFKind::kI8:
-    case GGUFKind::kBF16: break;  // are computed with as they are
-  }
-  return nullptr;
 }
 
 }  // namespace

@@ -16,8 +16,8 @@ Target::Target(const char* name, XLA_FFI_Handler* handler) : name(name), handler
 
 EXPORT const pallas_kernels::Target* pallas_kernels_cpu_targets() { return pallas_kernels::first_target; }
 
-EXPORT int pallas_kernels_cpu_best_instruction_set() {
-  return static_cast<int>(pallas_kernels::best_instruction_set());
+EXPORT bool pallas_kernels_cpu_has_instruction_set(int set) {
+  return pallas_kernels::has_instruction_set(static_cast<pallas_kernels::InstructionSet>(set));
 }
 
 EXPORT int pallas_kernels_cpu_instruction_set() { return static_cast<int>(pallas_kernels::instruction_set()); }

@@ -16,6 +16,8 @@ namespace ffi = ::xla::ffi;
 
 int64_t divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+#if defined(__x86_64__)
+
 // How many outputs are a piece of work: few pieces, long enough to be read ahead in, and of those sizes the one by which
 // the thread with the most to do has the least.
 int64_t outputs_per_piece(int64_t outputs, int64_t threads) {
@@ -47,6 +49,12 @@ void with_tiles(ffi::ThreadPool& pool, const Matmul& m, void* packed) {
   });
 }
 
+#else
+
+void with_tiles(ffi::ThreadPool&, const Matmul&, void*) {}  // never called: no other processor has tiles
+
+#endif
+
 int64_t whole_lines(int64_t bytes) { return 64 * divide(bytes, 64); }
 
 // What x takes once it is quantized: its rows of bytes, then its factors.
@@ -59,8 +67,9 @@ void quantize_tokens(ffi::ThreadPool& pool, Matmul& m, uint8_t* codes) {
   float* scale = reinterpret_cast<float*>(codes + code_bytes(m));
   const uint16_t* x = m.x;
   const int64_t inputs = m.inputs, tokens = m.tokens;
+  const auto quantize_rows = PALLAS_KERNELS_CHOSEN(quantize_rows);
   parallel_for(pool, divide(tokens, kRowsPerBlock), [&](int64_t i) {
-    quantize_rows_avx512(x, inputs, i * kRowsPerBlock, std::min((i + 1) * kRowsPerBlock, tokens), codes, scale);
+    quantize_rows(x, inputs, i * kRowsPerBlock, std::min((i + 1) * kRowsPerBlock, tokens), codes, scale);
   });
   m.x = reinterpret_cast<const uint16_t*>(codes), m.inputs /= 2, m.x_scale = scale;
 }
@@ -86,7 +95,7 @@ ffi::Error compute(const Call& call, Matmul m) {
     return call.invalid("activation is not known");
   if (instruction_set() == InstructionSet::kNone)
     return ffi::Error(ffi::ErrorCode::kUnimplemented,
-                      std::string(call.name) + ": this processor has no bfloat16 dot products");
+                      std::string(call.name) + ": this processor has none of the instruction sets");
   m.x = reinterpret_cast<const uint16_t*>(call.x.typed_data());
   m.y = call.y.untyped_data(), m.y_is_float32 = type == ffi::F32, m.gated = call.gated;
   m.activation = static_cast<Activation>(call.activation);
@@ -107,8 +116,9 @@ ffi::Error compute(const Call& call, Matmul m) {
     with_tiles(call.pool, m, workspace + quantized_bytes);
   } else {
     constexpr int64_t kOutputs = 64;
+    const auto matmul_rows = PALLAS_KERNELS_CHOSEN(matmul_rows);
     parallel_for(call.pool, divide(m.outputs, kOutputs), [&](int64_t i) {
-      matmul_avx512(m, i * kOutputs, std::min((i + 1) * kOutputs, m.outputs));
+      matmul_rows(m, i * kOutputs, std::min((i + 1) * kOutputs, m.outputs));
     });
   }
   return ffi::Error::Success();

@@ -19,7 +19,7 @@ namespace pallas_kernels {
 enum class Activation : int64_t { kSilu, kGeluTanh, kCount };
 
 struct Matmul {
-  const uint16_t* x;  // [tokens, inputs]; of I8, rows of bytes (quantize_rows_avx512), two of which are an input
+  const uint16_t* x;  // [tokens, inputs]; of I8, rows of bytes (quantize_rows), two of which are an input
   const uint8_t* w;   // [outputs, row_bytes], gated [2 * outputs, row_bytes]
   int64_t row_bytes;
   GGUFKind kind;         // of w
@@ -37,13 +37,14 @@ struct Matmul {
 constexpr int64_t kQuantizedTokens = 8;
 constexpr int64_t high_row(int64_t token) { return token + token / kQuantizedTokens * kQuantizedTokens; }
 constexpr int64_t low_row(int64_t token) { return high_row(token) + kQuantizedTokens; }
-void quantize_rows_avx512(const uint16_t* x, int64_t inputs, int64_t first, int64_t last, uint8_t* codes, float* scale);
+PALLAS_KERNELS_EACH(void quantize_rows(const uint16_t* x, int64_t inputs, int64_t first, int64_t last, uint8_t* codes,
+                                       float* scale);)
 
 // Whether rows of w are computed with as they lie in memory.
 constexpr bool is_plain(const Matmul& m) { return m.kind == GGUFKind::kBF16 || m.kind == GGUFKind::kI8; }
 
 // The outputs from first to last, of all tokens.
-void matmul_avx512(const Matmul& m, int64_t first_output, int64_t last_output);
+PALLAS_KERNELS_EACH(void matmul_rows(const Matmul& m, int64_t first_output, int64_t last_output);)
 
 // Tiles read x in another order: for each block of 16 rows and each step of 32 inputs a tile whose row k holds the
 // pair of inputs 2k, 2k + 1 of every row; zeros beyond the ends. A row is a token; of I8, one of its two.

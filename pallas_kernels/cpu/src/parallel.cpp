@@ -1,15 +1,26 @@
 #include "parallel.h"
 
-#include <immintrin.h>
-
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 namespace pallas_kernels {
 namespace {
+
+// Lets the core do something else, for a moment.
+void rest() {
+#if defined(__x86_64__)
+  _mm_pause();
+#else
+  __asm__ volatile("yield");
+#endif
+}
 
 // Shared by the threads of one loop; a helper that starts after the loop's end finds nothing to do.
 struct Loop {
@@ -43,7 +54,7 @@ struct Loop {
     constexpr int kShortWait = 2000;  // pauses, some tens of microseconds: a sleep and a wake-up cost as much
     for (int i = 0; i < kShortWait; ++i) {
       if (finished()) return;
-      _mm_pause();
+      rest();
     }
     std::unique_lock<std::mutex> lock(mutex);
     all_done.wait(lock, [this] { return finished(); });

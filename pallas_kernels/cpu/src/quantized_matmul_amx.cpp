@@ -1,5 +1,5 @@
 // Products with rows of w in blocks, which are decoded into the first-level cache while they are needed there.
-#include "gguf_rows.h"
+#include "gguf_decoders.h"
 #include "matmul_tiles.h"
 
 namespace pallas_kernels {

@@ -3,10 +3,12 @@
 
 #include <cstdint>
 
+#include "each.h"
+
 namespace pallas_kernels {
 
 // Head h of the result lies at y + h * y_stride, in numbers.
-void rope_avx512(const uint16_t* x, const float* cos, const float* sin, int64_t heads, int64_t head_dim, uint16_t* y,
-                 int64_t y_stride);
+PALLAS_KERNELS_EACH(void rope(const uint16_t* x, const float* cos, const float* sin, int64_t heads, int64_t head_dim,
+                              uint16_t* y, int64_t y_stride);)
 
 }  // namespace pallas_kernels

@@ -48,7 +48,7 @@ ffi::Error rope_kv_write(ffi::ThreadPool threads, BFloat16 k_pool, BFloat16 v_po
   const std::string wrong = find_wrong(k_pool, v_pool, qkv, cos, sin, slots, *k_result, *v_result, *q);
   if (!wrong.empty()) return ffi::Error::InvalidArgument("rope_kv_write: " + wrong);
   if (instruction_set() == InstructionSet::kNone)
-    return ffi::Error(ffi::ErrorCode::kUnimplemented, "rope_kv_write: this processor has no bfloat16 conversions");
+    return ffi::Error(ffi::ErrorCode::kUnimplemented, "rope_kv_write: this processor has none of the instruction sets");
 
   const auto shape = k_pool.dimensions();
   const int64_t kv_heads = shape[1], block_size = shape[2], head_dim = shape[3];
@@ -57,17 +57,18 @@ ffi::Error rope_kv_write(ffi::ThreadPool threads, BFloat16 k_pool, BFloat16 v_po
   const uint16_t* x = bits(qkv);
   uint16_t *k = bits(*k_result), *v = bits(*v_result), *rotated = bits(*q);
   const int32_t* slot = slots.typed_data();
+  const auto rope = PALLAS_KERNELS_CHOSEN(rope);
   constexpr int64_t kTokens = 16;
   parallel_for(threads, (tokens + kTokens - 1) / kTokens, [&](int64_t part) {
     const int64_t end = std::min((part + 1) * kTokens, tokens);
     for (int64_t token = part * kTokens; token < end; ++token) {
       const uint16_t* from = x + token * (heads + 2 * kv_heads) * head_dim;
       const float *c = cos.typed_data() + token * (head_dim / 2), *s = sin.typed_data() + token * (head_dim / 2);
-      rope_avx512(from, c, s, heads, head_dim, rotated + token * heads * head_dim, head_dim);
+      rope(from, c, s, heads, head_dim, rotated + token * heads * head_dim, head_dim);
       const int64_t block = slot[token] / block_size, offset = slot[token] % block_size;
       if (block == 0) continue;  // padding
       const int64_t at = (block * kv_heads * block_size + offset) * head_dim, stride = block_size * head_dim;
-      rope_avx512(from + heads * head_dim, c, s, kv_heads, head_dim, k + at, stride);
+      rope(from + heads * head_dim, c, s, kv_heads, head_dim, k + at, stride);
       const uint16_t* values = from + (heads + kv_heads) * head_dim;
       for (int64_t head = 0; head < kv_heads; ++head)
         std::memcpy(v + at + head * stride, values + head * head_dim, head_dim * sizeof(uint16_t));

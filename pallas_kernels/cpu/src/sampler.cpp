@@ -44,7 +44,7 @@ ffi::Error check(const Logits& logits) {
   if (logits.dimensions()[1] < 1 || logits.dimensions()[1] > kLargestVocabulary)
     return ffi::Error::InvalidArgument("logits must be of 1 to 2^23 tokens");
   if (instruction_set() == InstructionSet::kNone)
-    return ffi::Error(ffi::ErrorCode::kUnimplemented, "the sampler needs AVX-512");
+    return ffi::Error(ffi::ErrorCode::kUnimplemented, "the sampler: this processor has none of the instruction sets");
   return ffi::Error::Success();
 }
 
@@ -55,7 +55,7 @@ bool have_rows(int64_t rows, const Buffers&... buffers) {
 
 template <class Body>
 void for_rows(ffi::ThreadPool& pool, const Logits& logits, const Body& body) {
-  const size_t bytes = sampler_scratch_bytes(logits.dimensions()[1]);
+  const size_t bytes = PALLAS_KERNELS_CHOSEN(sampler_scratch_bytes)(logits.dimensions()[1]);
   parallel_for(pool, logits.dimensions()[0], [&](int64_t row) { body(row, scratch_of(bytes)); });
 }
 
@@ -84,7 +84,8 @@ ffi::Error sample_rows(ffi::ThreadPool pool, Logits logits, Logits raw, Column<f
                      position.typed_data(),    flags(wants_logprobs),  flags(wants_limit),
                      token->typed_data(),      limit_value->typed_data(), limit_token->typed_data()};
   const TokenLogprobs out{logprob->typed_data(), rank->typed_data(), top_ids->typed_data(), top_logprobs->typed_data(), k};
-  for_rows(pool, logits, [&](int64_t row, void* scratch) { sample_row_avx512(s, out, row, scratch); });
+  const auto sample_row = PALLAS_KERNELS_CHOSEN(sample_row);
+  for_rows(pool, logits, [&](int64_t row, void* scratch) { sample_row(s, out, row, scratch); });
   return ffi::Error::Success();
 }
 
@@ -97,9 +98,10 @@ ffi::Error token_logprobs(ffi::ThreadPool pool, Logits logits, Column<ffi::S32> 
   const TokenLogprobs out{logprob->typed_data(), rank->typed_data(), top_ids->typed_data(), top_logprobs->typed_data(), k};
   const float* const all = logits.typed_data();
   const int32_t* const wanted = targets.typed_data();
+  const auto token_logprobs_row = PALLAS_KERNELS_CHOSEN(token_logprobs_row);
   for_rows(pool, logits, [&](int64_t row, void* scratch) {
     const int32_t target = wanted[row] < vocab ? wanted[row] : -1;
-    token_logprobs_row_avx512(all + row * vocab, vocab, target, out, row, scratch);
+    token_logprobs_row(all + row * vocab, vocab, target, out, row, scratch);
   });
   return ffi::Error::Success();
 }
@@ -111,8 +113,9 @@ ffi::Error log_normalizer(ffi::ThreadPool pool, Logits logits, Columns<ffi::F32>
     return ffi::Error::InvalidArgument("log_normalizer: results must have an element for each row of the logits");
   const float* const all = logits.typed_data();
   float *const bests = best->typed_data(), *const totals = log_total->typed_data();
+  const auto log_normalizer_row = PALLAS_KERNELS_CHOSEN(log_normalizer_row);
   for_rows(pool, logits, [&](int64_t row, void* scratch) {
-    log_normalizer_row_avx512(all + row * vocab, vocab, bests + row, totals + row, scratch);
+    log_normalizer_row(all + row * vocab, vocab, bests + row, totals + row, scratch);
   });
   return ffi::Error::Success();
 }

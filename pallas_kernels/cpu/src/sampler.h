@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "each.h"
+
 namespace pallas_kernels {
 
 struct SampleRows {
@@ -32,14 +34,13 @@ struct TokenLogprobs {
   int64_t k;
 };
 
-// Bytes that a row works in; the memory is aligned to 64.
-size_t sampler_scratch_bytes(int64_t vocab);
-
-void sample_row_avx512(const SampleRows& s, const TokenLogprobs& out, int64_t row, void* scratch);
-
-void token_logprobs_row_avx512(const float* logits, int64_t vocab, int32_t target, const TokenLogprobs& out, int64_t row,
-                               void* scratch);
-
-void log_normalizer_row_avx512(const float* logits, int64_t vocab, float* best, float* log_total, void* scratch);
+// sampler_scratch_bytes: that a row works in; the memory is aligned to 64.
+PALLAS_KERNELS_EACH(
+  size_t sampler_scratch_bytes(int64_t vocab);
+  void sample_row(const SampleRows& s, const TokenLogprobs& out, int64_t row, void* scratch);
+  void token_logprobs_row(const float* logits, int64_t vocab, int32_t target, const TokenLogprobs& out, int64_t row,
+                          void* scratch);
+  void log_normalizer_row(const float* logits, int64_t vocab, float* best, float* log_total, void* scratch);
+)
 
 }  // namespace pallas_kernels

@@ -2,9 +2,9 @@
 // else.
 #pragma once
 
-#include <immintrin.h>
-
 #include <cstdint>
+
+#include "vectors.h"
 
 namespace pallas_kernels {
 namespace {

@@ -1,11 +1,10 @@
 // One row of logits: what is known of it, and the tokens collected from it. Included by one source, and by nothing else.
 #pragma once
 
-#include <immintrin.h>
-
 #include <cstdint>
 
 #include "sampler_select.h"
+#include "vectors.h"
 
 namespace pallas_kernels {
 namespace {

@@ -1,14 +1,13 @@
 // Lists of tokens, and where in them a goal is reached. Included by one source, and by nothing else.
 #pragma once
 
-#include <immintrin.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 
 #include "flush_denormals.h"
 #include "sampler_math.h"
+#include "vectors.h"
 
 namespace pallas_kernels {
 namespace {

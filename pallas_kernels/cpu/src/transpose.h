@@ -1,7 +1,7 @@
-// Included by sources named *_avx512.cpp and *_amx.cpp, and by nothing else.
+// Included by sources that are compiled for one instruction set, and by nothing else.
 #pragma once
 
-#include <immintrin.h>
+#include "vectors.h"
 
 namespace pallas_kernels {
 namespace {

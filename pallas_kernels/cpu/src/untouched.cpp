@@ -1,11 +1,10 @@
-// An array that nothing is written to: its memory is whatever the allocator gives.
+// Arrays that nothing is written to: their memory is whatever the allocator gives.
 #include "targets.h"
 
 namespace {
 
-::xla::ffi::Error untouched(::xla::ffi::Result<::xla::ffi::AnyBuffer>) { return ::xla::ffi::Error::Success(); }
+::xla::ffi::Error untouched(::xla::ffi::RemainingRets) { return ::xla::ffi::Error::Success(); }
 
 }  // namespace
 
-PALLAS_KERNELS_TARGET(pallas_kernels_untouched_v1, untouched,
-                      ::xla::ffi::Ffi::Bind().Ret<::xla::ffi::AnyBuffer>());
+PALLAS_KERNELS_TARGET(pallas_kernels_untouched_v2, untouched, ::xla::ffi::Ffi::Bind().RemainingRets());

@@ -9,14 +9,17 @@ from weights.checkpoint_files import HIDDEN, LLAMA_METADATA, VOCAB, write_gguf
 from weights.quantized_llama import write_mixture
 
 from jaxllm.errors import CheckpointError, ParameterError
+from jaxllm.quantization.gguf_file import FILE_TYPES, write_gguf_file
+from jaxllm.quantization.q4_k import quantize_q4_k
 from jaxllm.weights.gguf import GGUFSource
-from jaxllm.weights.requantize import FILE_TYPES, requantize
+
+ADDED = ("general.file_type", "general.quantization_version")
 
 
 def contents(path):
     reader = gguf.GGUFReader(path)
     fields = {name: (field.types, field.contents()) for name, field in reader.fields.items()
-              if not name.startswith("GGUF.") and name != "general.file_type"}
+              if not name.startswith("GGUF.") and name not in ADDED}
     return fields, {tensor.name: tensor for tensor in reader.tensors}
 
 
@@ -35,7 +38,7 @@ def source(tmp_path):
                                   for kind in FILE_TYPES])
 def test_matrices_are_quantized_and_all_else_is_as_it_was(source, tmp_path, kind):
     target, done = tmp_path / "new.gguf", []
-    found = requantize(source, target, kind, progress=done.append)
+    found = write_gguf_file(source, target, kind, progress=done.append)
     (fields, before), (new_fields, after) = contents(source.path), contents(target)
     assert new_fields == fields
     assert gguf.GGUFReader(target).fields["general.file_type"].contents() == FILE_TYPES[kind]
@@ -46,7 +49,9 @@ def test_matrices_are_quantized_and_all_else_is_as_it_was(source, tmp_path, kind
             assert_same_tensor(after[name], tensor.tensor_type.name, tensor.data)
         else:
             numbers = gguf.dequantize(tensor.data, tensor.tensor_type)
-            assert_same_tensor(after[name], kind, gguf.quantize(numbers, gguf.GGMLQuantizationType[kind]))
+            quantized = (quantize_q4_k(numbers) if kind == "Q4_K"
+                         else gguf.quantize(numbers, gguf.GGMLQuantizationType[kind]))
+            assert_same_tensor(after[name], kind, quantized)
     sizes = [sum(int(tensor.n_bytes) for tensor in tensors.values()) for tensors in (before, after)]
     assert (found.bytes_before, found.bytes_after, sum(done)) == (*sizes, sizes[0])
     assert found.changed + found.kept == len(before)
@@ -54,9 +59,9 @@ def test_matrices_are_quantized_and_all_else_is_as_it_was(source, tmp_path, kind
 
 
 def test_large_matrices_are_done_in_parts(source, tmp_path, monkeypatch):
-    requantize(source, tmp_path / "whole.gguf", "Q8_0")
-    monkeypatch.setattr("jaxllm.weights.requantize._NUMBERS_AT_ONCE", 3 * HIDDEN + 1)
-    requantize(source, tmp_path / "parts.gguf", "Q8_0")
+    write_gguf_file(source, tmp_path / "whole.gguf", "Q8_0")
+    monkeypatch.setattr("jaxllm.quantization.gguf_file._NUMBERS_AT_ONCE", 3 * HIDDEN + 1)
+    write_gguf_file(source, tmp_path / "parts.gguf", "Q8_0")
     assert (tmp_path / "parts.gguf").read_bytes() == (tmp_path / "whole.gguf").read_bytes()
 
 
@@ -66,22 +71,21 @@ def test_rows_that_are_no_whole_blocks_stay(tmp_path):
     path = write_gguf(tmp_path / "odd.gguf", tensors, LLAMA_METADATA)
     source = GGUFSource.__new__(GGUFSource)  # a header that no model would have
     source.path, source.metadata = path, {"general.architecture": "llama"}
-    found = requantize(source, tmp_path / "new.gguf", "Q8_0")
+    found = write_gguf_file(source, tmp_path / "new.gguf", "Q8_0")
     assert (found.changed, found.kept) == (0, 1)
     assert_same_tensor(contents(tmp_path / "new.gguf")[1]["token_embd.weight"], "F32", odd)
 
 
-@pytest.mark.parametrize(("target", "kind", "overwrite", "message"), [
-    ("new.gguf", "Q6_K", False, "kind='Q6_K' is not allowed: Q4_0 or Q4_1"),
-    ("nowhere/new.gguf", "Q8_0", False, "target=.*new.gguf' is not allowed: a file in a folder that exists"),
-    ("there.gguf", "Q8_0", False, "target=.*there.gguf' is not allowed: a file that is not there yet"),
-    ("mixture.gguf", "Q8_0", True, "target=.*mixture.gguf' is not allowed"),
+@pytest.mark.parametrize(("target", "overwrite", "message"), [
+    ("nowhere/new.gguf", False, "target=.*new.gguf' is not allowed: a name in a folder that exists"),
+    ("there.gguf", False, "target=.*there.gguf' is not allowed: a file that is not there yet, or overwrite"),
+    ("mixture.gguf", True, "target=.*mixture.gguf' is not allowed: another file than the model itself"),
 ])
-def test_what_is_not_allowed_is_named_and_nothing_is_written(source, tmp_path, target, kind, overwrite, message):
+def test_what_is_not_allowed_is_named_and_nothing_is_written(source, tmp_path, target, overwrite, message):
     (tmp_path / "there.gguf").write_text("precious")
     before = source.path.read_bytes()
     with pytest.raises(ParameterError, match=message):
-        requantize(source, tmp_path / target, kind, overwrite=overwrite)
+        write_gguf_file(source, tmp_path / target, "Q8_0", overwrite=overwrite)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mixture.gguf", "there.gguf"]
     assert (tmp_path / "there.gguf").read_text() == "precious"
     assert source.path.read_bytes() == before
@@ -90,7 +94,7 @@ def test_what_is_not_allowed_is_named_and_nothing_is_written(source, tmp_path, t
 def test_a_file_is_replaced_when_told_to(source, tmp_path):
     target = tmp_path / "there.gguf"
     target.write_text("old")
-    requantize(source, target, "Q8_0", overwrite=True)
+    write_gguf_file(source, target, "Q8_0", overwrite=True)
     GGUFSource(target)
 
 
@@ -103,6 +107,6 @@ def test_values_that_are_no_numbers_are_named_and_leave_no_file(tmp_path):
     reader.data.flush()
     (tmp_path / "there.gguf").write_text("precious")
     with pytest.raises(CheckpointError, match=r"token_embd.weight has values that are infinite or no numbers"):
-        requantize(GGUFSource(path), tmp_path / "there.gguf", "Q8_0", overwrite=True)
+        write_gguf_file(GGUFSource(path), tmp_path / "there.gguf", "Q8_0", overwrite=True)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["broken.gguf", "there.gguf"]
     assert (tmp_path / "there.gguf").read_text() == "precious"

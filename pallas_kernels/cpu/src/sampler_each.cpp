@@ -97,9 +97,9 @@ void report(Row& row, const float* logits, int32_t target, const TokenLogprobs& 
 
 }  // namespace
 
-size_t sampler_scratch_bytes(int64_t vocab) { return Scratch(nullptr, vocab).bytes; }
+size_t INSTRUCTION_SET::sampler_scratch_bytes(int64_t vocab) { return Scratch(nullptr, vocab).bytes; }
 
-void sample_row_avx512(const SampleRows& s, const TokenLogprobs& out, int64_t number, void* memory) {
+void INSTRUCTION_SET::sample_row(const SampleRows& s, const TokenLogprobs& out, int64_t number, void* memory) {
   const FlushDenormals flush;
   Scratch scratch(memory, s.vocab);
   const float* const logits = s.logits + number * s.vocab;
@@ -139,15 +139,15 @@ void sample_row_avx512(const SampleRows& s, const TokenLogprobs& out, int64_t nu
   std::memset(out.top_logprobs + number * out.k, 0, static_cast<size_t>(out.k) * sizeof(float));
 }
 
-void token_logprobs_row_avx512(const float* logits, int64_t vocab, int32_t target, const TokenLogprobs& out,
-                               int64_t number, void* memory) {
+void INSTRUCTION_SET::token_logprobs_row(const float* logits, int64_t vocab, int32_t target, const TokenLogprobs& out,
+                                         int64_t number, void* memory) {
   const FlushDenormals flush;
   Scratch scratch(memory, vocab);
   Row row(logits, vocab, scratch);
   report(row, logits, target, out, number, scratch);
 }
 
-void log_normalizer_row_avx512(const float* logits, int64_t vocab, float* best, float* total, void* memory) {
+void INSTRUCTION_SET::log_normalizer_row(const float* logits, int64_t vocab, float* best, float* total, void* memory) {
   const FlushDenormals flush;
   Scratch scratch(memory, vocab);
   Row row(logits, vocab, scratch);

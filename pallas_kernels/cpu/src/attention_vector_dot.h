@@ -1,7 +1,10 @@
-// Attention with AVX512-BF16.
+// Tile products of attention by VDPBF16PS, or what stands for it in registers of 512 bits.
+#pragma once
+
 #include <string.h>
 
-#include "attention_tile.h"
+#include "attention_layout.h"
+#include "vectors.h"
 
 namespace pallas_kernels {
 namespace {
@@ -56,11 +59,4 @@ struct VectorDot {
 };
 
 }  // namespace
-
-void attend_avx512(const Attention& a, const Tile& tile, const Tile* next, void* scratch) {
-  attend<VectorDot>(a, tile, next, scratch);
-}
-
-size_t attention_scratch_bytes(const Attention& a, int64_t lanes) { return Layout(a, lanes).bytes; }
-
 }  // namespace pallas_kernels

@@ -1,0 +1,75 @@
+"""``DecoderModules``: a decoder's NNX modules as graphs, and the pure functions over parameters that they define.
+
+Only tracing and describing a model need them, and with them Flax, which takes longer to import than all of jaxllm."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from jaxllm.models.config import DecoderConfig
+from jaxllm.models.decoder import Decoder, run_layer
+from jaxllm.models.description import Description, Params
+from jaxllm.models.layers import rope_tables
+from jaxllm.models.step import LayerCache, StepContext
+from jaxllm.weights.spec import ParamSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class DecoderModules:
+    """The graphs (``nnx.GraphDef``) of a decoder's parts.
+
+    outer: of the embedding and the norm, by name. layers: of each layer. description: of the parameters that they
+    take.
+    """
+
+    config: DecoderConfig
+    outer: Mapping[str, nnx.GraphDef]
+    layers: tuple[nnx.GraphDef, ...]
+    description: Description
+
+    def embed(self, params: Params, token_ids: Int[Array, " T"]) -> Float[Array, "T D"]:
+        """The residual stream's beginning: rows of the embedding."""
+        return nnx.merge(self.outer["embedding"], params["embedding"])(token_ids)
+
+    def step_context(self, positions: Int[Array, " T"], slots: Int[Array, " T"], attention: Any) -> StepContext:
+        """What the layers of a step share."""
+        size = self.config.head_dim
+        # Angles of zero turn nothing.
+        frequencies = (np.zeros(size // 2, np.float32) if rope is None else rope.inverse_frequencies(size)
+                       for rope in self.config.ropes)
+        return StepContext(tuple(rope_tables(positions, jnp.asarray(each)) for each in frequencies), slots, attention)
+
+    def run_layers(self, layers: slice, params: Sequence[Params], x: Float[Array, "T D"], step: StepContext,
+                   cache: Sequence[LayerCache]) -> tuple[Float[Array, "T D"], list[LayerCache]]:
+        """Some layers in a row, each with its parameters and its share of the cache, which comes back written."""
+        written = []
+        for graph, layer_params, layer_cache in zip(self.layers[layers], params, cache, strict=True):
+            x, layer_cache = run_layer(graph, layer_params, x, step, layer_cache)
+            written.append(layer_cache)
+        return x, written
+
+    def finish(self, params: Params, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
+        """The normalized hidden states."""
+        return nnx.merge(self.outer["norm"], params["norm"])(x)
+
+
+@functools.lru_cache(maxsize=4)
+def decoder_modules(config: DecoderConfig, dtype: np.dtype) -> DecoderModules:
+    """The modules of a decoder in ``dtype``; nothing is allocated."""
+    decoder = Decoder(config, dtype)
+    specs = {}
+    for path, variable in nnx.to_flat_state(nnx.state(decoder)):
+        shape = variable.get_value()
+        specs[".".join(map(str, path))] = ParamSpec(shape.shape, shape.dtype, variable.axes)
+    layers = tuple(map(nnx.graphdef, decoder.layers))
+    return DecoderModules(
+        config, {name: nnx.graphdef(getattr(decoder, name)) for name in ("embedding", "norm")}, layers,
+        Description(specs, tuple(map(layers.index, layers))))

@@ -1,0 +1,28 @@
+"""What the layers of a step share, and what each has to itself.
+
+Compiled programs that are kept name these types: loading them must not need Flax."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+from jaxtyping import Array, Float, Int
+
+LayerCache = dict[str, Array]
+"""One layer's share of the pool: ``k`` and ``v``, each ``[P, K, S, H]``."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class StepContext:
+    """What all layers of one step share.
+
+    rotary: cosines and sines of the step's positions, for each of ``DecoderConfig.ropes``. slots: where each token's
+    keys and values go. attention: the kernels' metadata (block tables, query ranges, lengths).
+    """
+
+    rotary: tuple[tuple[Float[Array, "T half"], Float[Array, "T half"]], ...]
+    slots: Int[Array, " T"]
+    attention: Any
