@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from jaxllm.engine.build import EngineSizes, choose_config, layers_per_program
-from jaxllm.kv_cache import allocate_pool, block_table
+from jaxllm.kv_cache import block_table
+from jaxllm.kv_cache.pool import allocate_pool
 from jaxllm.runner.batch import StepBatch
 from jaxllm.runner.buckets import bucket_for
 from jaxllm.runner.programs import Programs
