@@ -49,7 +49,7 @@ _PROLOGUE = """
 import hashlib, os, sys
 os.sched_setaffinity(0, [int(core) for core in sys.argv[1:]])
 import jax, jax.numpy as jnp, numpy as np
-from pallas_kernels import cpu, matmul, swiglu
+from pallas_kernels import cpu, gated_matmul, matmul
 generator = np.random.default_rng(0)
 def normal(*shape):
     return jnp.asarray(generator.normal(size=shape), jnp.bfloat16)
