@@ -6,7 +6,6 @@ import numpy as np
 
 from jaxllm.engine.build import EngineSizes, choose_config, layers_per_program
 from jaxllm.kv_cache import block_table
-from jaxllm.kv_cache.pool import allocate_pool
 from jaxllm.runner.batch import StepBatch
 from jaxllm.runner.buckets import bucket_for
 from jaxllm.runner.programs import Programs
@@ -22,7 +21,6 @@ class PagedForward:
         self._config, spec = choose_config(model, sizes)
         self._programs = Programs(model, spec, self._config, layers_per_program())
         self._model, self._weights, self._rows = model, Weights(model, params), rows
-        self._spec = spec
         self.reset()
 
     def reset(self):
@@ -30,7 +28,7 @@ class PagedForward:
         columns = self._config.blocks_per_sequence
         blocks = 1 + np.random.default_rng(0).permutation(self._rows * columns).reshape(1, self._rows, columns)
         self._table = block_table.BlockTable(blocks.astype(np.int32))
-        self._cache = allocate_pool(self._spec, self._config.num_blocks, self._config.block_size)
+        self._cache = self._programs.allocate_pool()
         self._lengths = np.zeros(self._rows, np.int32)
 
     def step(self, tokens):
