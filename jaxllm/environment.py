@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+from pathlib import Path
 
 from jaxllm.errors import ParameterError
 
@@ -12,6 +13,11 @@ DEBUG = "JAXLLM_DEBUG"
 COMPILATION_CACHE = "JAXLLM_COMPILATION_CACHE"
 COMPILATION_CACHE_BYTES = "JAXLLM_COMPILATION_CACHE_BYTES"
 VARIABLES = (COMPILATION_CACHE, COMPILATION_CACHE_BYTES, DEBUG)
+
+
+def user_cache(folder: str) -> Path:
+    """Where files of a kind are kept between runs: a folder under ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "jaxllm" / folder
 
 
 def check_environment() -> None:

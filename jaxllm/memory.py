@@ -15,10 +15,23 @@ _MAPS = Path("/proc/self/maps")
 _CODE = re.compile(r"([0-9a-f]+)-([0-9a-f]+) r-xp \S+ \S+ \d+ +(/.*)")
 
 
+_owner = False
+
+
+def own_process() -> None:
+    """Say that this process is jaxllm's alone: ``give_back_memory`` then lets go of JAX's code as well.
+
+    In a process of somebody else's a debugger or profiler may have written into that code.
+    """
+    global _owner
+    _owner = True
+
+
 def give_back_memory() -> None:
-    """Give back what was freed, and the code of JAX's library that is not running."""
+    """Give back what was freed and, in a process of jaxllm's own, the code of JAX's library that is not running."""
     trim_heap()
-    forget_code("jaxlib")
+    if _owner:
+        forget_code("jaxlib")
 
 
 def trim_heap() -> None:

@@ -14,6 +14,7 @@ implementations behind one contract; `explain` says which one runs and why.
 """
 
 from pallas_kernels.builtin import register_all as _register_all
+from pallas_kernels.gated_matmul import gated_matmul
 from pallas_kernels.int8_pool import Int8Pool
 from pallas_kernels.kv_write import kv_write
 from pallas_kernels.matmul import matmul
@@ -24,10 +25,9 @@ from pallas_kernels.paged_attention import (
     paged_attention_metadata,
     positions_and_rows,
 )
-from pallas_kernels.quantized import dequantize, quantized_matmul, quantized_swiglu
+from pallas_kernels.quantized import dequantize, quantized_gated_matmul, quantized_matmul
 from pallas_kernels.registry import explain, implementations, operations
 from pallas_kernels.rope_kv_write import rope_kv_write
-from pallas_kernels.swiglu import swiglu
 
 _register_all()
 
@@ -37,6 +37,7 @@ __all__ = [
     "TokenRows",
     "dequantize",
     "explain",
+    "gated_matmul",
     "implementations",
     "kv_write",
     "matmul",
@@ -44,8 +45,7 @@ __all__ = [
     "paged_attention",
     "paged_attention_metadata",
     "positions_and_rows",
+    "quantized_gated_matmul",
     "quantized_matmul",
-    "quantized_swiglu",
     "rope_kv_write",
-    "swiglu",
 ]

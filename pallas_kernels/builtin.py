@@ -19,7 +19,7 @@ def register_all() -> None:
         oracle="float64 on the host, for tests",
     )
     _register(
-        "swiglu",
+        "gated_matmul",
         cpu="native, bfloat16, gated before it is written",
         xla="one matmul and elementwise XLA, any backend",
         oracle="float64 on the host, for tests",
@@ -51,7 +51,7 @@ def register_all() -> None:
             xla="passes over a few rows, any backend",
             oracle="a sort in float64 on the host, for tests",
         )
-    for operation in ("quantized_matmul", "quantized_swiglu"):
+    for operation in ("quantized_matmul", "quantized_gated_matmul"):
         _register(
             operation,
             folder="quantized",

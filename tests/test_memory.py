@@ -30,6 +30,7 @@ assert before - resident() > 40 << 20
 jax.clear_caches()
 assert answer() == expected
 assert before - resident() > 20 << 20
+memory.own_process()
 memory.give_back_memory()
 assert answer() == expected
 """
@@ -58,6 +59,17 @@ def test_only_code_of_the_package_is_let_go_of(monkeypatch, tmp_path):
     monkeypatch.setattr(memory, "page_release", lambda: lambda *mapping: given.append(mapping) is None)
     assert memory.forget_code("jaxlib") == 0x7000
     assert given == [(0x10000, 0x2000), (0x1a000, 0x5000)]
+
+
+@pytest.mark.parametrize("owner", [False, True])
+def test_code_stays_where_it_is_in_a_process_of_somebody_elses(owner, monkeypatch):
+    forgotten = []
+    monkeypatch.setattr(memory, "_owner", False)
+    monkeypatch.setattr(memory, "forget_code", forgotten.append)
+    if owner:
+        memory.own_process()
+    memory.give_back_memory()
+    assert forgotten == ["jaxlib"] * owner
 
 
 def test_where_pages_cannot_be_given_back_nothing_happens(monkeypatch):

@@ -4,6 +4,7 @@ Patterson 2009, Roofline)."""
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable
 
 from jaxllm.kv_cache.spec import KVSpec
@@ -48,8 +49,9 @@ class ModelCosts:
     head dimension, query and key it sees. Not counted: activations, norms, rotary embeddings, the sampler.
 
     layer_bytes, head_bytes: of weights, the embedding counting where it is the head; layer_flops: per token of a chunk;
-    head_flops: per sampled token. attention_flops: per pair of a query and a key, over all layers. kv_bytes: per token.
-    window: the most keys that a query sees, if limited. embedding_bytes: of a token's row.
+    head_flops: per sampled token. attention_flops: per layer and pair of a query and a key. kv_bytes: per layer and
+    token. windows: the most keys that a query sees, if limited, and in how many layers. embedding_bytes: of a token's
+    row.
     """
 
     layer_bytes: int
@@ -59,7 +61,7 @@ class ModelCosts:
     attention_flops: int
     kv_bytes: int
     embedding_bytes: int
-    window: int | None = None
+    windows: tuple[tuple[int | None, int], ...]
 
     @classmethod
     def of(cls, model: Model, kv: KVSpec) -> ModelCosts:
@@ -72,10 +74,10 @@ class ModelCosts:
             head_bytes=head.nbytes,
             layer_flops=2 * sum(spec.size for spec in layers if len(spec.shape) > 1),
             head_flops=2 * head.size,
-            attention_flops=4 * config.num_layers * config.num_heads * config.head_dim,
-            kv_bytes=kv.bytes_per_token,
+            attention_flops=4 * config.num_heads * config.head_dim,
+            kv_bytes=kv.bytes_per_token // config.num_layers,
             embedding_bytes=model.specs["embedding.weight"].nbytes // config.vocab_size,
-            window=config.sliding_window,
+            windows=tuple(Counter(map(config.window_of, range(config.num_layers))).items()),
         )
 
     def step(self, chunks: Iterable[Chunk]) -> Cost:
@@ -83,11 +85,12 @@ class ModelCosts:
         chunks = list(chunks)
         tokens = sum(chunk.count for chunk in chunks)
         sampled = sum(chunk.sampled for chunk in chunks)
-        pairs = sum(self._pairs(chunk) for chunk in chunks)
-        keys = sum(self._keys(chunk) for chunk in chunks)
+        pairs = sum(layers * _pairs(chunk, window) for chunk in chunks for window, layers in self.windows)
+        keys = sum(layers * _keys(chunk, window) for chunk in chunks for window, layers in self.windows)
+        written = tokens * sum(layers for _, layers in self.windows)
         return Cost(
-            bytes=(self.layer_bytes + (self.head_bytes if sampled else 0) + keys * self.kv_bytes
-                   + tokens * (self.kv_bytes + self.embedding_bytes)),
+            bytes=(self.layer_bytes + (self.head_bytes if sampled else 0) + (keys + written) * self.kv_bytes
+                   + tokens * self.embedding_bytes),
             flops=tokens * self.layer_flops + sampled * self.head_flops + pairs * self.attention_flops)
 
     def prefill(self, prompts: Iterable[Chunk], budget: int) -> Cost:
@@ -109,16 +112,19 @@ class ModelCosts:
         steps = (self.step([Chunk(context + number, 1)] * sequences) for number in range(count))
         return sum(steps, Cost())
 
-    def _pairs(self, chunk: Chunk) -> int:
-        """Queries times the keys that each sees, itself included."""
-        return self._pairs_of_first(chunk.start + chunk.count) - self._pairs_of_first(chunk.start)
 
-    def _pairs_of_first(self, tokens: int) -> int:
-        """The same of a sequence's first tokens."""
-        whole = tokens if self.window is None else min(tokens, self.window)
-        return whole * (whole + 1) // 2 + (tokens - whole) * whole
+def _pairs(chunk: Chunk, window: int | None) -> int:
+    """Queries times the keys that each sees, itself included."""
+    return _pairs_of_first(chunk.start + chunk.count, window) - _pairs_of_first(chunk.start, window)
 
-    def _keys(self, chunk: Chunk) -> int:
-        """Earlier tokens whose keys and values only this chunk's queries need."""
-        first = chunk.shared if self.window is None else max(chunk.shared, chunk.start - self.window + 1)
-        return max(chunk.start - first, 0)
+
+def _pairs_of_first(tokens: int, window: int | None) -> int:
+    """The same of a sequence's first tokens."""
+    whole = tokens if window is None else min(tokens, window)
+    return whole * (whole + 1) // 2 + (tokens - whole) * whole
+
+
+def _keys(chunk: Chunk, window: int | None) -> int:
+    """Earlier tokens whose keys and values only this chunk's queries need."""
+    first = chunk.shared if window is None else max(chunk.shared, chunk.start - window + 1)
+    return max(chunk.start - first, 0)

@@ -23,6 +23,7 @@ from jaxllm.cli.options import expand_groups
 from jaxllm.cli.quantize import quantize
 from jaxllm.environment import check_environment
 from jaxllm.errors import EngineError, JaxLLMError
+from jaxllm.memory import own_process
 from jaxllm.program_cache import trust_sources
 
 INTERRUPTED = 130
@@ -88,6 +89,7 @@ def main() -> None:
     """Run the program on ``sys.argv``; exits with 0, 1 (an error), 2 (wrong usage) or 130 (Ctrl-C)."""
     _open_standard_streams()
     use_few_heaps()
+    own_process()
     trust_sources()
     try:
         app(prog_name="jaxllm")

@@ -83,7 +83,8 @@ def _model(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if "num_layers" in model:
         yield "layers", f"{model['num_layers']}, width {model['hidden_size']}, MLP {model['intermediate_size']}"
         yield "attention", f"{model['num_heads']} heads, {model['num_kv_heads']} KV heads, head dim {model['head_dim']}"
-        window = f", sliding window {model['sliding_window']:,}" if model["sliding_window"] else ""
+        window = (f", sliding window {model['sliding_window']:,} in {model['window_layers']} layers"
+                  if model["window_layers"] else "")
         yield "context", f"{model['max_position_embeddings']:,} tokens{window}"
         yield "vocabulary", f"{model['vocab_size']:,}"
     if not stored["tensors"]:

@@ -123,7 +123,8 @@ def _kinds(model: Model) -> dict[str, int]:
 def _architecture(config: Any) -> Report:
     names = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "intermediate_size", "vocab_size",
              "max_position_embeddings", "sliding_window", "tie_word_embeddings")
-    return {name: getattr(config, name) for name in names}
+    layers = sum(config.window_of(layer) is not None for layer in range(config.num_layers))
+    return {name: getattr(config, name) for name in names} | {"window_layers": layers}
 
 
 def _describe_engine(report: Report, model: Model, tokenizer: Tokenizer | None, engine: EngineOptions) -> None:
@@ -152,7 +153,7 @@ def _describe_engine(report: Report, model: Model, tokenizer: Tokenizer | None, 
     costs = ModelCosts.of(model, spec)
     report["step"] = {
         "weight_bytes": costs.layer_bytes + costs.head_bytes, "flops_per_token": costs.layer_flops + costs.head_flops,
-        "flops_per_context_token": costs.attention_flops,
+        "flops_per_context_token": model.config.num_layers * costs.attention_flops,
     }
     try:
         config, spec = choose_config(model, EngineSizes(**engine.given()), tokenizer)
@@ -186,11 +187,13 @@ def kernels_of(model: Model, spec: KVSpec) -> dict[str, str]:
     key = array((8, config.num_kv_heads, config.head_dim), model.dtype)
     pools = {f"{name}_pool": entry.abstract(1, 1) for name, entry in spec.entries.items()}
     operands: dict[str, dict[str, Any]] = {
-        "matmul": {"x": weight, "weight": weight, "out_dtype": model.dtype}, "swiglu": {"x": weight, "weight": weight},
+        "matmul": {"x": weight, "weight": weight, "out_dtype": model.dtype},
+        "gated_matmul": {"x": weight, "weight": weight, "activation": config.activation},
         "paged_attention": {"q": query, **pools}, "rope_kv_write": {"qkv": query, **pools},
         "kv_write": {"k": key, "v": key, **pools}}
     blocks = {"x": weight, "weight": weight, "kind": "I8", "scale": None}
-    operands |= {"quantized_matmul": {**blocks, "out_dtype": model.dtype}, "quantized_swiglu": blocks}
+    operands |= {"quantized_matmul": {**blocks, "out_dtype": model.dtype},
+                 "quantized_gated_matmul": {**blocks, "activation": config.activation}}
     return {operation: registry.choose(operation, operands=operands.get(operation, {"logits": logits})
                                        ).implementation.name for operation in registry.operations()}
 

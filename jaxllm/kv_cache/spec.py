@@ -93,7 +93,9 @@ class KVSpec:
 
 
 def kv_spec(config: DecoderConfig, dtype: DTypeLike) -> KVSpec:
-    """Keys and values of every layer in ``dtype``, which may be int8, one group over all layers."""
+    """Keys and values of every layer in ``dtype``, which may be int8: one group over all layers, which keeps what any
+    of them sees."""
     entry = KVEntry(config.num_kv_heads, config.head_dim, dtype)
     layers = tuple(range(config.num_layers))
-    return KVSpec({"k": entry, "v": entry}, (KVGroup(layers, config.sliding_window),))
+    window = None if config.full_layers else config.sliding_window
+    return KVSpec({"k": entry, "v": entry}, (KVGroup(layers, window),))

@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 
 from jaxllm.errors import UnsupportedModelError
+from pallas_kernels.gated_matmul import ACTIVATIONS, Activation
 
 
 def _require_positive(name: str, value: object) -> None:
@@ -78,7 +79,17 @@ class RopeConfig:
 class DecoderConfig:
     """The shapes and switches of a decoder-only transformer.
 
-    sliding_window: keys a query sees, itself included; ``None`` is full causal attention.
+    rope: rotary embedding; local_rope: that of window layers, where it is another. unrotated_layers: those without.
+    sliding_window: keys a query sees, itself included; ``None`` is full causal attention. full_layers: the layers that
+        see everything nevertheless.
+    attention_scale: factor of the scores; ``None`` is ``head_dim ** -0.5``. attention_soft_cap, logit_soft_cap: ``cap *
+        tanh(x / cap)`` of the scores, of the logits.
+    qk_norm: a norm of queries and of keys before the rotary embedding, over each head or over all of them.
+    pre_norms, post_norms: whether attention and MLP are normalized before and after.
+    norm_offset: added to the weights of all norms (Gemma stores them less 1).
+    embedding_scale: factor of the embedding's rows, which it is rounded for to their dtype. residual_scale: of what
+        attention and MLP add to the residual stream, in float32. logit_scale: of the logits, before their cap.
+    activation: of the gate of the MLP.
 
     Raises ``UnsupportedModelError`` naming what makes no sense.
     """
@@ -94,12 +105,25 @@ class DecoderConfig:
     max_position_embeddings: int
     rms_norm_eps: float = 1e-6
     rope: RopeConfig = RopeConfig()
+    local_rope: RopeConfig | None = None
+    unrotated_layers: tuple[int, ...] = ()
     tie_word_embeddings: bool = False
     attention_bias: bool = False
     attention_output_bias: bool = False
     mlp_bias: bool = False
     sliding_window: int | None = None
-    activation: Literal["silu"] = "silu"
+    full_layers: tuple[int, ...] = ()
+    attention_scale: float | None = None
+    attention_soft_cap: float | None = None
+    logit_soft_cap: float | None = None
+    qk_norm: Literal["none", "head", "all"] = "none"
+    pre_norms: bool = True
+    post_norms: bool = False
+    norm_offset: float = 0.0
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    activation: Activation = "silu"
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim",
@@ -113,9 +137,33 @@ class DecoderConfig:
                                         "is needed")
         if self.rms_norm_eps != 0:
             _require_positive("rms_norm_eps", self.rms_norm_eps)
+        if self.activation not in ACTIVATIONS:
+            raise UnsupportedModelError(f"the model's config has the activation {self.activation!r}; supported: "
+                                        + ", ".join(ACTIVATIONS))
+        for name in ("attention_scale", "attention_soft_cap", "logit_soft_cap", "embedding_scale", "residual_scale",
+                     "logit_scale"):
+            if getattr(self, name) is not None:
+                _require_positive(name, getattr(self, name))
         if self.num_heads % self.num_kv_heads:
             raise UnsupportedModelError(
                 f"num_attention_heads={self.num_heads} is not a multiple of num_key_value_heads={self.num_kv_heads}"
             )
         if self.head_dim % 2:
             raise UnsupportedModelError(f"head_dim={self.head_dim} is odd; rotary embeddings need an even one")
+
+    def window_of(self, layer: int) -> int | None:
+        """How many keys a query of this layer sees; ``None`` if all before it."""
+        return None if layer in self.full_layers else self.sliding_window
+
+    @property
+    def ropes(self) -> tuple[RopeConfig | None, ...]:
+        """The rotary embeddings that layers use, ``None`` for layers without."""
+        kinds: tuple[RopeConfig | None, ...] = (self.rope,)
+        kinds += () if self.local_rope is None else (self.local_rope,)
+        return (*kinds, None) if self.unrotated_layers else kinds
+
+    def rope_of(self, layer: int) -> int:
+        """Which of ``ropes`` a layer uses."""
+        if layer in self.unrotated_layers:
+            return len(self.ropes) - 1
+        return 0 if self.local_rope is None or self.window_of(layer) is None else 1

@@ -32,30 +32,37 @@ class Linear(nnx.Module):
 
 
 class RMSNorm(nnx.Module):
-    """Root-mean-square normalization (Zhang and Sennrich 2019), in float32, summed in a fixed order."""
+    """Root-mean-square normalization (Zhang and Sennrich 2019) over the last axis, in float32, summed in a fixed order.
 
-    def __init__(self, size: int, epsilon: float, dtype: DTypeLike) -> None:
+    offset: added to the weight, in float32.
+    """
+
+    def __init__(self, size: int, epsilon: float, dtype: DTypeLike, offset: float = 0.0) -> None:
         self.weight = parameter((size,), dtype, (None,))
         self.epsilon = epsilon
+        self.offset = offset
 
     @jax.named_scope("norm")
-    def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
+    def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
         wide = x.astype(jnp.float32)
         mean_square = row_sum(wide * wide) / x.shape[-1]
         normed = wide * jax.lax.rsqrt(mean_square + self.epsilon)[..., None]
-        return (normed * self.weight[...].astype(jnp.float32)).astype(x.dtype)
+        weight = self.weight[...].astype(jnp.float32)
+        return (normed * (weight + self.offset if self.offset else weight)).astype(x.dtype)
 
 
 class Embedding(nnx.Module):
-    """Rows of a table ``[vocabulary, width]`` by token id."""
+    """Rows of a table ``[vocabulary, width]`` by token id, times ``scale``, both rounded to the dtype."""
 
-    def __init__(self, vocab_size: int, size: int, dtype: DTypeLike) -> None:
+    def __init__(self, vocab_size: int, size: int, dtype: DTypeLike, scale: float = 1.0) -> None:
         self.weight = parameter((vocab_size, size), dtype, ("vocab", "embed"))
         self.dtype = dtype
+        self.scale = scale
 
     @jax.named_scope("embedding")
     def __call__(self, token_ids: Int[Array, " T"]) -> Float[Array, "T D"]:
-        return rows_at(self.weight.get_value(), token_ids, self.dtype)
+        rows = rows_at(self.weight.get_value(), token_ids, self.dtype)
+        return rows if self.scale == 1 else rows * jnp.asarray(self.scale, self.dtype)
 
 
 @jax.named_scope("rope")

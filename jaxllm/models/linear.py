@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, DTypeLike, Float, Int
 
 from jaxllm.weights.rows import QuantizedRows, RowParts
-from pallas_kernels import dequantize, matmul, quantized_matmul, quantized_swiglu, swiglu
-from pallas_kernels.swiglu.xla import silu_times
+from pallas_kernels import dequantize, gated_matmul, matmul, quantized_gated_matmul, quantized_matmul
+from pallas_kernels.gated_matmul import Activation, gate
 
 LinearFunction = Callable[[Float[Array, "T I"], Any, Any], Float[Array, "T O"]]
 
@@ -39,16 +39,17 @@ def linear(x: Float[Array, "T I"], weight: Any, out_dtype: DTypeLike | None = No
     return function(x, weight, out_dtype)
 
 
-def gated_linear(x: Float[Array, "T I"], weight: Any, bias: Float[Array, " 2F"] | None = None) -> Float[Array, "T F"]:
-    """``silu(gate) * up`` in float32, where gate and up are the halves of ``linear(x, weight) + bias``; in the dtype of
-    ``x``. Without a bias, plain weights go to ``pallas_kernels.swiglu``, those quantized in one way to
-    ``quantized_swiglu``."""
+def gated_linear(x: Float[Array, "T I"], weight: Any, bias: Float[Array, " 2F"] | None = None,
+                 activation: Activation = "silu") -> Float[Array, "T F"]:
+    """``activation(gate) * up`` in float32, where gate and up are the halves of ``linear(x, weight) + bias``; in the
+    dtype of ``x``. Without a bias, plain weights go to ``pallas_kernels.gated_matmul``, those quantized in one way to
+    ``quantized_gated_matmul``."""
     if isinstance(weight, jax.Array) and bias is None:
-        return swiglu(x, weight)
+        return gated_matmul(x, weight, activation)
     if isinstance(weight, QuantizedRows) and bias is None:
-        return quantized_swiglu(x, weight.blocks, weight.kind, weight.scale)
+        return quantized_gated_matmul(x, weight.blocks, weight.kind, weight.scale, activation)
     product = linear(x, weight)
-    return silu_times(product if bias is None else product + bias)
+    return gate(product if bias is None else product + bias, activation)
 
 
 def rows_at(weight: Any, index: Int[Array, " T"], dtype: DTypeLike) -> Float[Array, "T I"]:

@@ -47,7 +47,10 @@ class Model:
 
     def logits(self, params: Params, rows: Float[Array, "B D"]) -> Float[Array, "B V"]:
         """Float32 logits of hidden rows; needs only ``outer_params``."""
-        return linear(rows, params[self._head]["weight"], jnp.float32)
+        logits = linear(rows, params[self._head]["weight"], jnp.float32)
+        scale, cap = self.config.logit_scale, self.config.logit_soft_cap
+        logits = logits if scale == 1 else logits * scale
+        return logits if cap is None else cap * jnp.tanh(logits / cap)
 
     @staticmethod
     def outer_params(params: Params) -> Params:
@@ -104,13 +107,13 @@ class Model:
         return sum(spec.size for spec in self.specs.values())
 
     def init(self, seed: int = 0, scale: float = 0.02) -> Params:
-        """Random parameters: normal with standard deviation ``scale``, ones for norms, zeros for biases. Those kept in
-        parts must be so in int8."""
+        """Random parameters: normal with standard deviation ``scale``, zeros for biases, norms that only normalize.
+        Those kept in parts must be so in int8."""
         generator = np.random.default_rng(seed)
 
         def leaf(path: str, spec: ParamSpec) -> Any:
             if "norm" in path:
-                values = np.ones(spec.shape, np.float32)
+                values = np.full(spec.shape, 1 - self.config.norm_offset, np.float32)
             elif path.endswith(".bias"):
                 values = np.zeros(spec.shape, np.float32)
             else:

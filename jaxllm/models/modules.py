@@ -41,8 +41,11 @@ class DecoderModules:
 
     def step_context(self, positions: Int[Array, " T"], slots: Int[Array, " T"], attention: Any) -> StepContext:
         """What the layers of a step share."""
-        frequencies = jnp.asarray(self.config.rope.inverse_frequencies(self.config.head_dim))
-        return StepContext(*rope_tables(positions, frequencies), slots, attention)
+        size = self.config.head_dim
+        # Angles of zero turn nothing.
+        frequencies = (np.zeros(size // 2, np.float32) if rope is None else rope.inverse_frequencies(size)
+                       for rope in self.config.ropes)
+        return StepContext(tuple(rope_tables(positions, jnp.asarray(each)) for each in frequencies), slots, attention)
 
     def run_layers(self, layers: slice, params: Sequence[Params], x: Float[Array, "T D"], step: StepContext,
                    cache: Sequence[LayerCache]) -> tuple[Float[Array, "T D"], list[LayerCache]]:

@@ -5,30 +5,53 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from jaxllm.errors import UnsupportedModelError
 from jaxllm.models.config import DecoderConfig
-from jaxllm.models.families import llama
+from jaxllm.models.families import gemma, granite, llama, mistral, olmo, phi3, qwen, seed_oss, smollm3
+from jaxllm.models.families.common import HFConfig, Names, ignored_tensors, weight_map
 
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """What a family file provides."""
+    """What a family file provides.
+
+    variants: the published models that it serves. architectures: of ``config.json``. decoder_config: its translation.
+    names: of the weights.
+    """
 
     name: str
+    variants: str
     architectures: tuple[str, ...]
-    decoder_config: Callable[[Mapping[str, Any]], DecoderConfig]
-    weight_map: Callable[[DecoderConfig], dict[str, tuple[str, ...]]]
-    ignored_tensors: Callable[[DecoderConfig], tuple[str, ...]]
+    decoder_config: Callable[[HFConfig], DecoderConfig]
+    names: Names
+
+    def weight_map(self, config: DecoderConfig) -> dict[str, tuple[str, ...]]:
+        """For each parameter, the checkpoint tensors that make it up, stacked along their first axis."""
+        return weight_map(self.names, config)
+
+    def ignored_tensors(self, config: DecoderConfig) -> tuple[str, ...]:
+        """Patterns of checkpoint tensors that hold nothing the config and the other tensors do not say."""
+        return ignored_tensors(config)
 
 
 FAMILIES = (
-    Family("llama", llama.ARCHITECTURES, llama.decoder_config, llama.weight_map, llama.ignored_tensors),
+    Family("llama", "Llama 1 to 3.3, SmolLM2, TinyLlama", llama.ARCHITECTURES, llama.decoder_config, llama.NAMES),
+    Family("mistral", "Mistral 7B, Nemo, Small 3", mistral.ARCHITECTURES, mistral.decoder_config, mistral.NAMES),
+    Family("qwen2", "Qwen 2 and 2.5", qwen.QWEN2_ARCHITECTURES, qwen.qwen2_config, qwen.QWEN2_NAMES),
+    Family("qwen3", "Qwen 3, dense", qwen.QWEN3_ARCHITECTURES, qwen.qwen3_config, qwen.QWEN3_NAMES),
+    Family("gemma", "Gemma 1, CodeGemma", gemma.GEMMA1_ARCHITECTURES, gemma.gemma1_config, gemma.GEMMA1_NAMES),
+    Family("gemma2", "Gemma 2", gemma.GEMMA2_ARCHITECTURES, gemma.gemma2_config, gemma.GEMMA2_NAMES),
+    Family("gemma3", "Gemma 3, text", gemma.GEMMA3_ARCHITECTURES, gemma.gemma3_config, gemma.GEMMA3_NAMES),
+    Family("granite", "Granite 3, dense", granite.ARCHITECTURES, granite.decoder_config, granite.NAMES),
+    Family("olmo2", "OLMo 2", olmo.ARCHITECTURES, olmo.decoder_config, olmo.NAMES),
+    Family("phi3", "Phi-3 with 4k tokens, Phi-4", phi3.ARCHITECTURES, phi3.decoder_config, phi3.NAMES),
+    Family("seed_oss", "Seed-OSS", seed_oss.ARCHITECTURES, seed_oss.decoder_config, seed_oss.NAMES),
+    Family("smollm3", "SmolLM3", smollm3.ARCHITECTURES, smollm3.decoder_config, smollm3.NAMES),
 )
 
 
-def family_of(hf_config: Mapping[str, Any]) -> Family:
+def family_of(hf_config: HFConfig) -> Family:
     """The family that serves a ``config.json``; ``UnsupportedModelError`` names the nearest ones otherwise."""
     architectures = hf_config.get("architectures") or []
     if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
@@ -47,7 +70,7 @@ def family_of(hf_config: Mapping[str, Any]) -> Family:
     )
 
 
-def _refuse_quantized(hf_config: Mapping[str, Any]) -> None:
+def _refuse_quantized(hf_config: HFConfig) -> None:
     """Quantized tensors have other names, and some the same names and other meanings. Sources of those that can be read
     show the config from before (``jaxllm.weights.compressed_tensors``)."""
     quantization = hf_config.get("quantization_config") or hf_config.get("compression_config")

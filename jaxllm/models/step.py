@@ -21,11 +21,10 @@ LayerCache = dict[str, Array | Int8Pool]
 class StepContext:
     """What all layers of one step share.
 
-    cos, sin: rotary tables of the step's positions. slots: where each token's keys and values go. attention: the
-    kernels' metadata (block tables, query ranges, lengths).
+    rotary: cosines and sines of the step's positions, for each of ``DecoderConfig.ropes``. slots: where each token's
+    keys and values go. attention: the kernels' metadata (block tables, query ranges, lengths).
     """
 
-    cos: Float[Array, "T half"]
-    sin: Float[Array, "T half"]
+    rotary: tuple[tuple[Float[Array, "T half"], Float[Array, "T half"]], ...]
     slots: Int[Array, " T"]
     attention: Any

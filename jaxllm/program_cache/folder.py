@@ -7,7 +7,7 @@ from pathlib import Path
 
 import jax
 
-from jaxllm.environment import COMPILATION_CACHE, COMPILATION_CACHE_BYTES
+from jaxllm.environment import COMPILATION_CACHE, COMPILATION_CACHE_BYTES, user_cache
 from jaxllm.program_cache.entries import Entries
 from jaxllm.quantities import parse_bytes
 
@@ -24,7 +24,7 @@ def cache_folder() -> Path | None:
     chosen = os.environ.get(COMPILATION_CACHE)
     if chosen is not None:
         return None if chosen.lower() in ("off", "0", "") else Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "jaxllm" / "programs"
+    return user_cache("programs")
 
 
 def folder_of_jax() -> str | None:

@@ -42,13 +42,18 @@ class Key(NamedTuple):
 
 
 def layer_chunks(model: Model, layers_per_program: int) -> list[LayerChunk]:
-    """Cut the layers into runs, as long as possible up to ``layers_per_program`` while dividing them evenly."""
+    """Cut the layers into runs of one length, up to ``layers_per_program``, and what is left: into the fewest kinds of
+    runs, of those cuts the one with the fewest runs."""
     layers = model.config.num_layers
-    length = max(size for size in range(1, min(layers_per_program, layers) + 1) if layers % size == 0)
-    chunks = [slice(first, first + length) for first in range(0, layers, length)]
-    kinds = [tuple(model.layer_kinds[chunk]) for chunk in chunks]
-    known = list(dict.fromkeys(kinds))
-    return [LayerChunk(known.index(kind), chunk) for kind, chunk in zip(kinds, chunks, strict=True)]
+
+    def cut(length: int) -> list[LayerChunk]:
+        chunks = [slice(first, min(first + length, layers)) for first in range(0, layers, length)]
+        kinds = [tuple(model.layer_kinds[chunk]) for chunk in chunks]
+        known = list(dict.fromkeys(kinds))
+        return [LayerChunk(known.index(kind), chunk) for kind, chunk in zip(kinds, chunks, strict=True)]
+
+    cuts = (cut(length) for length in range(1, min(layers_per_program, layers) + 1))
+    return min(cuts, key=lambda chunks: (len({chunk.kind for chunk in chunks}), len(chunks)))
 
 
 def prompt_logprob_rows(token_bucket: int) -> int:

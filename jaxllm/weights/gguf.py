@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxllm.errors import CheckpointError, UnsupportedModelError
-from jaxllm.weights.convert import read_plain
+from jaxllm.weights.convert import cast, read_plain
 from jaxllm.weights.files import open_unbuffered, read_into
 from jaxllm.weights.gguf_header import GGUFHeader, GGUFTensor, read_header
 from jaxllm.weights.names import architecture_of, end_ids, split_layer, unpermuted_rows
@@ -24,8 +24,8 @@ _ROPE_DIVISORS = "rope_freqs.weight"
 class GGUFSource(ModelSource):
     """A GGUF file; given any part of a split one, all of its parts.
 
-    Names, shapes, the row order of query and key projections and ``config`` are those of the Hugging Face checkpoint
-    that the file was made from. ``metadata`` holds the file's own key/value pairs, the tokenizer among them.
+    Names, shapes, norms, the row order of query and key projections and ``config`` are those of the Hugging Face
+    checkpoint that the file was made from. ``metadata`` holds the file's own key/value pairs, the tokenizer among them.
 
     Llama 3's long-context rotary scaling is stored as numbers by which to divide each rotary frequency:
     ``config["rope_frequency_divisors"]``, present only then.
@@ -41,11 +41,12 @@ class GGUFSource(ModelSource):
         self.metadata: dict[str, Any] = headers[0].metadata
         self._architecture = architecture_of(self.metadata, path)
         try:
-            self._config = self._architecture.config(self.metadata)
+            self._config = {"architectures": [self._architecture.name], **self._architecture.config(self.metadata)}
         except (CheckpointError, UnsupportedModelError) as error:
             raise type(error)(f"{path}: {error}") from None
         self._stored: dict[str, tuple[GGUFTensor, Path]] = {}
         self._row_order: dict[str, np.ndarray] = {}
+        self._raised: set[str] = set()
         for header in headers:
             self._add(header)
         self.tensors = {
@@ -63,6 +64,9 @@ class GGUFSource(ModelSource):
 
     def read_rows(self, name: str, start: int, stop: int, out: np.ndarray) -> None:
         tensor, path = self._stored[name]
+        if name in self._raised:
+            self._read_lowered(name, out)
+            return
         if name in self._row_order:
             self._read_reordered(name, start, stop, out)
             return
@@ -80,6 +84,16 @@ class GGUFSource(ModelSource):
                 stored = raw[: tensor.kind.row_bytes(part.size)]
                 read_into(file, offset + tensor.kind.row_bytes(at), stored)
                 decode(stored, tensor.kind, part)
+
+    def _read_lowered(self, name: str, out: np.ndarray) -> None:
+        """``read_rows`` for a vector that the file has with 1 added: in float32, where that is undone exactly."""
+        tensor, path = self._stored[name]
+        raw, values = np.empty(tensor.nbytes, np.uint8), np.empty(tensor.shape, np.float32)
+        with open_unbuffered(path) as file:
+            read_into(file, tensor.offset, raw)
+        decode(raw, tensor.kind, values)
+        values -= 1
+        cast(values, out)
 
     def _read_reordered(self, name: str, start: int, stop: int, out: np.ndarray) -> None:
         """``read_rows`` for rows that lie in another order; they are put in order while still quantized."""
@@ -120,6 +134,8 @@ class GGUFSource(ModelSource):
             if name in self._stored:
                 raise CheckpointError(f"{header.path} has the tensor {tensor.name!r}, as another part of the model has")
             self._stored[name] = tensor, header.path
+            if pattern in self._architecture.raised:
+                self._raised.add(name)
             if pattern in self._architecture.permuted:
                 heads = self._config[self._architecture.permuted[pattern]]
                 if not tensor.shape or tensor.shape[0] == 0 or tensor.shape[0] % (2 * heads):

@@ -23,16 +23,21 @@ _END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<|end_of_turn|>", "<end_
 class Architecture:
     """One GGUF ``general.architecture``.
 
+    name: what Hugging Face calls it in ``config.json``.
     tensors: GGUF names to Hugging Face names; ``{}`` stands for the layer number in both.
-    config: the metadata to a ``config.json``; what depends on the tensors (``vocab_size``, tied embeddings, biases) and
-        the tokenizer (``bos_token_id``, ``eos_token_id``) is added by the reader, for all architectures alike.
+    config: the metadata to the rest of a ``config.json``; what depends on the tensors (``vocab_size``, tied embeddings,
+        biases) and the tokenizer (``bos_token_id``, ``eos_token_id``) is added by the reader, for all architectures
+        alike.
     permuted: GGUF names (with ``{}``) whose rows llama.cpp reorders for its rotary embedding, to the ``config`` key
         that holds their number of heads.
+    raised: GGUF names (with ``{}``) of norms that llama.cpp stores with 1 added.
     """
 
+    name: str
     tensors: Mapping[str, str]
     config: Callable[[Metadata], dict[str, Any]]
     permuted: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    raised: frozenset[str] = frozenset()
 
 
 def architecture_of(metadata: Metadata, where: object) -> Architecture:
@@ -98,32 +103,79 @@ def _rope_scaling(metadata: Metadata, prefix: str) -> dict[str, Any] | None:
     return scaling
 
 
+def _common_config(metadata: Metadata, prefix: str) -> dict[str, Any]:
+    """What all architectures here say alike."""
+    heads = _integer(metadata, f"{prefix}.attention.head_count")
+    width = _integer(metadata, f"{prefix}.embedding_length")
+    head_dim = _integer(metadata, f"{prefix}.attention.key_length", max(1, width // heads))
+    for key in (f"{prefix}.rope.dimension_count", f"{prefix}.attention.value_length"):
+        if metadata.get(key, head_dim) != head_dim:
+            raise UnsupportedModelError(f"the GGUF metadata {key!r} is {metadata[key]!r}; for the architecture "
+                                        f"{prefix!r} only the head's size, {head_dim}, is supported")
+    return {
+        "hidden_size": width,
+        "intermediate_size": _integer(metadata, f"{prefix}.feed_forward_length"),
+        "num_hidden_layers": _integer(metadata, f"{prefix}.block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": _integer(metadata, f"{prefix}.attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "rms_norm_eps": require(metadata, f"{prefix}.attention.layer_norm_rms_epsilon"),
+        "rope_theta": metadata.get(f"{prefix}.rope.freq_base", 10000.0),
+        "rope_scaling": _rope_scaling(metadata, prefix),
+        "max_position_embeddings": _integer(metadata, f"{prefix}.context_length"),
+    }
+
+
 def _llama_config(metadata: Metadata) -> dict[str, Any]:
     if metadata.get("llama.expert_count"):
         raise UnsupportedModelError(f"GGUF architecture 'llama' with llama.expert_count="
                                     f"{metadata['llama.expert_count']} (mixture of experts) is not supported")
-    heads = _integer(metadata, "llama.attention.head_count")
-    width = _integer(metadata, "llama.embedding_length")
-    head_dim = _integer(metadata, "llama.attention.key_length", max(1, width // heads))
-    for key in ("llama.rope.dimension_count", "llama.attention.value_length"):
-        if metadata.get(key, head_dim) != head_dim:
-            raise UnsupportedModelError(f"the GGUF metadata {key!r} is {metadata[key]!r}; for the architecture 'llama' "
-                                        f"only the head's size, {head_dim}, is supported")
-    return {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "hidden_size": width,
-        "intermediate_size": _integer(metadata, "llama.feed_forward_length"),
-        "num_hidden_layers": _integer(metadata, "llama.block_count"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": _integer(metadata, "llama.attention.head_count_kv", heads),
-        "head_dim": head_dim,
-        "hidden_act": "silu",
-        "rms_norm_eps": require(metadata, "llama.attention.layer_norm_rms_epsilon"),
-        "rope_theta": metadata.get("llama.rope.freq_base", 10000.0),
-        "rope_scaling": _rope_scaling(metadata, "llama"),
-        "max_position_embeddings": _integer(metadata, "llama.context_length"),
+    return _common_config(metadata, "llama") | {"model_type": "llama", "hidden_act": "silu"}
+
+
+def _qwen2_config(metadata: Metadata) -> dict[str, Any]:
+    return _common_config(metadata, "qwen2") | {"model_type": "qwen2", "hidden_act": "silu"}
+
+
+def _qwen3_config(metadata: Metadata) -> dict[str, Any]:
+    return _common_config(metadata, "qwen3") | {"model_type": "qwen3", "hidden_act": "silu"}
+
+
+def _gemma_config(metadata: Metadata) -> dict[str, Any]:
+    return _common_config(metadata, "gemma") | {"model_type": "gemma", "hidden_act": "gelu_pytorch_tanh"}
+
+
+def _gemma2_config(metadata: Metadata) -> dict[str, Any]:
+    config = _common_config(metadata, "gemma2")
+    return config | {
+        "model_type": "gemma2",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": metadata.get("gemma2.attention.sliding_window", 4096),
+        "attn_logit_softcapping": metadata.get("gemma2.attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": metadata.get("gemma2.final_logit_softcapping", 30.0),
+        "query_pre_attn_scalar": _attention_scalar(config, largest=46),
     }
+
+
+def _gemma3_config(metadata: Metadata) -> dict[str, Any]:
+    config = _common_config(metadata, "gemma3")
+    return config | {
+        "model_type": "gemma3_text",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "rope_theta": metadata.get("gemma3.rope.freq_base", 1e6),
+        "rope_local_base_freq": metadata.get("gemma3.rope.freq_base_swa", 10000.0),
+        "sliding_window": require(metadata, "gemma3.attention.sliding_window"),
+        "final_logit_softcapping": metadata.get("gemma3.final_logit_softcapping"),
+        "query_pre_attn_scalar": _attention_scalar(config, largest=62),
+    }
+
+
+def _attention_scalar(config: Mapping[str, Any], largest: int) -> int:
+    """Which size attention is scaled by: the head's, in the largest model (27B, known by its layers, as llama.cpp does)
+    the width per head. The files do not say."""
+    is_largest = config["num_hidden_layers"] == largest
+    scalar: int = config["hidden_size"] // config["num_attention_heads"] if is_largest else config["head_dim"]
+    return scalar
 
 
 _LLAMA_TENSORS = {
@@ -143,9 +195,27 @@ _LLAMA_TENSORS = {
     },
 }
 
+_QK_NORMS = {
+    "blk.{}.attn_q_norm.weight": "model.layers.{}.self_attn.q_norm.weight",
+    "blk.{}.attn_k_norm.weight": "model.layers.{}.self_attn.k_norm.weight",
+}
+
+_GEMMA2_TENSORS = _LLAMA_TENSORS | {
+    "blk.{}.post_attention_norm.weight": "model.layers.{}.post_attention_layernorm.weight",
+    "blk.{}.ffn_norm.weight": "model.layers.{}.pre_feedforward_layernorm.weight",
+    "blk.{}.post_ffw_norm.weight": "model.layers.{}.post_feedforward_layernorm.weight",
+}
+
+
+def _gemma(name: str, tensors: Mapping[str, str], config: Callable[[Metadata], dict[str, Any]]) -> Architecture:
+    raised = frozenset(tensor for tensor in tensors if tensor.endswith("norm.weight"))
+    return Architecture(name, tensors, config, raised=raised)
+
+
 ARCHITECTURES: dict[str, Architecture] = {
     # Llama 2 and 3, Mistral, SmolLM2, TinyLlama: llama.cpp calls all of them "llama".
     "llama": Architecture(
+        "LlamaForCausalLM",
         tensors=_LLAMA_TENSORS,
         config=_llama_config,
         permuted={
@@ -153,4 +223,9 @@ ARCHITECTURES: dict[str, Architecture] = {
             "blk.{}.attn_k.weight": "num_key_value_heads", "blk.{}.attn_k.bias": "num_key_value_heads",
         },
     ),
+    "qwen2": Architecture("Qwen2ForCausalLM", _LLAMA_TENSORS, _qwen2_config),
+    "qwen3": Architecture("Qwen3ForCausalLM", _LLAMA_TENSORS | _QK_NORMS, _qwen3_config),
+    "gemma": _gemma("GemmaForCausalLM", _LLAMA_TENSORS, _gemma_config),
+    "gemma2": _gemma("Gemma2ForCausalLM", _GEMMA2_TENSORS, _gemma2_config),
+    "gemma3": _gemma("Gemma3ForCausalLM", _GEMMA2_TENSORS | _QK_NORMS, _gemma3_config),
 }

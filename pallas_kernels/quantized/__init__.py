@@ -1,6 +1,6 @@
 """Products with weights that stay quantized in memory."""
 
-from pallas_kernels.quantized.api import dequantize, quantized_matmul, quantized_swiglu
+from pallas_kernels.quantized.api import dequantize, quantized_gated_matmul, quantized_matmul
 from pallas_kernels.quantized.formats import FORMATS, Format
 
-__all__ = ["FORMATS", "Format", "dequantize", "quantized_matmul", "quantized_swiglu"]
+__all__ = ["FORMATS", "Format", "dequantize", "quantized_gated_matmul", "quantized_matmul"]

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, DTypeLike, Float, UInt8
 
 from pallas_kernels import registry
+from pallas_kernels.gated_matmul.activations import Activation, check_activation
 from pallas_kernels.quantized.formats import FORMATS, Format
 from pallas_kernels.quantized.xla import decode
 
@@ -39,19 +40,24 @@ def quantized_matmul(
     return registry.choose("quantized_matmul", implementation, operands=operands).run(**operands)
 
 
-def quantized_swiglu(
+def quantized_gated_matmul(
     x: Float[Array, "T I"],
     weight: UInt8[Array, "2F bytes"],
     kind: str,
     scale: Float[Array, " 2F"] | None = None,
+    activation: Activation = "silu",
     implementation: str | None = None,
 ) -> Float[Array, "T F"]:
-    """``swiglu(x, w)`` with the rows ``w`` that are stored in ``weight``; the arguments are `quantized_matmul`'s."""
+    """``gated_matmul(x, w, activation)`` with the rows ``w`` that are stored in ``weight``.
+
+    The other arguments are `quantized_matmul`'s.
+    """
+    check_activation(activation)
     _check(x, weight, kind, scale)
     if weight.shape[0] % 2:
         raise ValueError(f"weight must be [2 * F, bytes], got shape {weight.shape}")
-    operands = {"x": x, "weight": weight, "kind": kind, "scale": scale}
-    return registry.choose("quantized_swiglu", implementation, operands=operands).run(**operands)
+    operands = {"x": x, "weight": weight, "kind": kind, "scale": scale, "activation": activation}
+    return registry.choose("quantized_gated_matmul", implementation, operands=operands).run(**operands)
 
 
 def dequantize(

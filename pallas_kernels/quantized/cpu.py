@@ -8,14 +8,15 @@ import numpy as np
 from jaxtyping import Array, Float, UInt8
 
 from pallas_kernels.cpu.library import require
+from pallas_kernels.gated_matmul.activations import ACTIVATIONS, Activation
 from pallas_kernels.matmul.cpu import workspace
 from pallas_kernels.quantized.formats import FORMATS
 
 _STEP = 32
 
 
-def unsupported(x: Array, weight: Array, kind: str, scale: Array | None, out_dtype: np.dtype | None = None
-                ) -> str | None:
+def unsupported(x: Array, weight: Array, kind: str, scale: Array | None, out_dtype: np.dtype | None = None,
+                activation: Activation | None = None) -> str | None:
     """Why these operands are left to another implementation, or ``None``."""
     if x.dtype != jnp.bfloat16:
         return f"x is bfloat16, not {x.dtype}"
@@ -30,17 +31,20 @@ def quantized_matmul_cpu(x: Float[Array, "T I"], weight: UInt8[Array, "O bytes"]
     return _call("pallas_kernels_quantized_matmul_v1", x, weight, kind, scale, weight.shape[0], out_dtype)
 
 
-def quantized_swiglu_cpu(x: Float[Array, "T I"], weight: UInt8[Array, "2F bytes"], kind: str,
-                         scale: Float[Array, " 2F"] | None) -> Float[Array, "T F"]:
+def quantized_gated_matmul_cpu(x: Float[Array, "T I"], weight: UInt8[Array, "2F bytes"], kind: str,
+                               scale: Float[Array, " 2F"] | None, activation: Activation) -> Float[Array, "T F"]:
     """One call, on XLA's threads; the gate is applied to sums while they are in registers."""
-    return _call("pallas_kernels_quantized_swiglu_v1", x, weight, kind, scale, weight.shape[0] // 2, x.dtype)
+    return _call("pallas_kernels_quantized_gated_matmul_v1", x, weight, kind, scale, weight.shape[0] // 2, x.dtype,
+                 activation=ACTIVATIONS[activation])
 
 
-def _call(target: str, x: Array, weight: Array, kind: str, scale: Array | None, outputs: int, dtype: np.dtype) -> Array:
+def _call(target: str, x: Array, weight: Array, kind: str, scale: Array | None, outputs: int, dtype: np.dtype,
+          **attributes: int) -> Array:
     room = _int8_workspace(*x.shape) if FORMATS[kind].scaled else workspace(x)
     product = jax.ffi.ffi_call(
         require(target), (jax.ShapeDtypeStruct((x.shape[0], outputs), dtype), room), vmap_method="sequential")
-    result, _ = product(x, weight, jnp.zeros(0, jnp.float32) if scale is None else scale, kind=FORMATS[kind].number)
+    result, _ = product(x, weight, jnp.zeros(0, jnp.float32) if scale is None else scale, kind=FORMATS[kind].number,
+                        **attributes)
     return result
 
 

@@ -10,6 +10,8 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, UInt8
 
+from pallas_kernels.gated_matmul.activations import Activation
+from pallas_kernels.gated_matmul.oracle import gate_oracle
 from pallas_kernels.quantized.formats import FORMATS
 
 
@@ -22,12 +24,12 @@ def quantized_matmul_oracle(x: Float[Array, "T I"], weight: UInt8[Array, "O byte
         lambda *operands: _product(kind, *operands).astype(out_dtype), like, x, weight, *scales)
 
 
-def quantized_swiglu_oracle(x: Float[Array, "T I"], weight: UInt8[Array, "2F bytes"], kind: str,
-                            scale: Float[Array, " 2F"] | None) -> Float[Array, "T F"]:
+def quantized_gated_matmul_oracle(x: Float[Array, "T I"], weight: UInt8[Array, "2F bytes"], kind: str,
+                                  scale: Float[Array, " 2F"] | None, activation: Activation) -> Float[Array, "T F"]:
     """The same for the gated product."""
     like = jax.ShapeDtypeStruct((x.shape[0], weight.shape[0] // 2), x.dtype)
     scales = () if scale is None else (scale,)
-    return jax.pure_callback(functools.partial(_gated, kind), like, x, weight, *scales)
+    return jax.pure_callback(functools.partial(_gated, kind, activation), like, x, weight, *scales)
 
 
 def rows_of(weight: np.ndarray, kind: str) -> np.ndarray:
@@ -50,11 +52,10 @@ def _product(kind: str, x: np.ndarray, weight: np.ndarray, scale: np.ndarray | N
     return sums * np.asarray(scale) * (largest * np.float32(1 / 32512))[:, None]
 
 
-def _gated(kind: str, x: np.ndarray, weight: np.ndarray, scale: np.ndarray | None = None) -> np.ndarray:
+def _gated(kind: str, activation: Activation, x: np.ndarray, weight: np.ndarray, scale: np.ndarray | None = None
+           ) -> np.ndarray:
     x = np.asarray(x)
-    gate, up = np.split(_product(kind, x, weight, scale).astype(x.dtype).astype(np.float64), 2, axis=-1)
-    with np.errstate(over="ignore"):
-        return (gate / (1 + np.exp(-gate)) * up).astype(x.dtype)
+    return gate_oracle(_product(kind, x, weight, scale).astype(x.dtype), activation)
 
 
 def _half(block: np.ndarray, at: int) -> np.float32:

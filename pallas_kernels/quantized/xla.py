@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, UInt8
 
+from pallas_kernels.gated_matmul import Activation, gate
 from pallas_kernels.matmul import matmul
 from pallas_kernels.quantized.formats import FORMATS, Format
-from pallas_kernels.swiglu.xla import silu_times
 
 LARGEST = 127 * 256
 _EXACT_INPUTS = 2**24 // 128**2
@@ -53,10 +53,10 @@ def _integer_sums(codes: Float[Array, "T I"], rows: Float[Array, "O I"]) -> Floa
     return jnp.asarray(total).astype(jnp.float32)
 
 
-def quantized_swiglu_xla(x: Float[Array, "T I"], weight: UInt8[Array, "2F bytes"], kind: str,
-                         scale: Float[Array, " 2F"] | None) -> Float[Array, "T F"]:
+def quantized_gated_matmul_xla(x: Float[Array, "T I"], weight: UInt8[Array, "2F bytes"], kind: str,
+                               scale: Float[Array, " 2F"] | None, activation: Activation) -> Float[Array, "T F"]:
     """The product with both halves, then the gate."""
-    return silu_times(quantized_matmul_xla(x, weight, kind, scale, x.dtype))
+    return gate(quantized_matmul_xla(x, weight, kind, scale, x.dtype), activation)
 
 
 def decode(weight: UInt8[Array, "O bytes"], layout: Format, kind: str) -> Float[Array, "O I"]:

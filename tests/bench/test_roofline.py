@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 from support import TINY, tiny_model
 
@@ -49,21 +47,35 @@ def test_the_head_is_read_where_a_token_is_sampled():
 @pytest.mark.parametrize("window", [None, 1, 4, 9, 50])
 @pytest.mark.parametrize(("start", "count"), [(0, 1), (0, 12), (3, 4), (8, 2), (20, 30)])
 def test_windows_limit_what_queries_see(window, start, count):
-    costs = dataclasses.replace(costs_of(), window=window)
+    costs = costs_of(sliding_window=window)
+    cost = costs.step([Chunk(start, count)])
+    pairs, earlier = _counted(start, count, window)
+    assert cost.flops == count * costs.layer_flops + costs.head_flops + LAYERS * pairs * costs.attention_flops
+    assert cost.bytes == (costs.layer_bytes + costs.head_bytes + LAYERS * (earlier + count) * costs.kv_bytes
+                          + count * costs.embedding_bytes)
+
+
+def _counted(start, count, window):
+    """Pairs of a query and a key that it sees, and the keys before the chunk among them, one by one."""
     seen = [{key for key in range(position + 1) if window is None or key > position - window}
             for position in range(start, start + count)]
-    cost = costs.step([Chunk(start, count)])
-    earlier = {key for keys in seen for key in keys if key < start}
-    assert cost.flops == count * costs.layer_flops + costs.head_flops + sum(map(len, seen)) * costs.attention_flops
-    assert cost.bytes == (costs.layer_bytes + costs.head_bytes + len(earlier) * costs.kv_bytes
-                          + count * (costs.kv_bytes + costs.embedding_bytes))
+    return sum(map(len, seen)), len({key for keys in seen for key in keys if key < start})
+
+
+def test_layers_with_and_without_a_window_are_counted_by_themselves():
+    costs = costs_of(num_layers=3, sliding_window=4, full_layers=(1,))
+    cost = costs.step([Chunk(9, 5)])
+    (near_pairs, near), (all_pairs, every) = _counted(9, 5, 4), _counted(9, 5, None)
+    assert cost.flops - 5 * costs.layer_flops - costs.head_flops == (2 * near_pairs + all_pairs) * costs.attention_flops
+    assert cost.bytes - costs.layer_bytes - costs.head_bytes - 5 * costs.embedding_bytes == (
+        2 * near + every + 3 * 5) * costs.kv_bytes
 
 
 @pytest.mark.parametrize(("window", "own"), [(None, 4), (3, 2), (8, 4)])
 def test_what_another_sequence_reads_anyway_is_not_read_again(window, own):
-    costs = dataclasses.replace(costs_of(), window=window)
+    costs = costs_of(sliding_window=window)
     alone, shared = costs.step([Chunk(10, 1)]), costs.step([Chunk(10, 1), Chunk(10, 1, shared=6)])
-    assert shared.bytes - alone.bytes == own * costs.kv_bytes + costs.kv_bytes + costs.embedding_bytes
+    assert shared.bytes - alone.bytes == LAYERS * (own + 1) * costs.kv_bytes + costs.embedding_bytes
     assert shared.flops == 2 * alone.flops
 
 

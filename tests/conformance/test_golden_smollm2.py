@@ -1,26 +1,23 @@
 """SmolLM2-135M-Instruct against Hugging Face transformers in float32 on the same dequantized weights.
 
-Oracle: tests/golden/smollm2_hf_f32.json, greedy ids and top-5 log-probabilities. In float32 the ids must be equal and
-log-probabilities within 2e-3 (two float32 implementations that sum in different orders). In bfloat16 an output may
-leave the golden one only where the golden's two best tokens are within 0.25 nat of each other.
+Oracle and tolerances: golden.py.
 """
 
 from __future__ import annotations
 
 import functools
-import json
-from pathlib import Path
 
 import pytest
+from conformance.golden import assert_golden, assert_leaves_only_at_near_ties, golden, requests
 from kernels.native import needs_native, using
-from support import bits, greedy, run
+from support import bits, run
 
 from jaxllm.engine.build import EngineSizes, build_engine
 from jaxllm.loading import load_weights, open_model
 from jaxllm.weights import resolve
 from pallas_kernels import cpu
 
-GOLDEN = json.loads(Path(__file__).parents[1].joinpath("golden/smollm2_hf_f32.json").read_text())["items"]
+GOLDEN = golden("smollm2")
 BOTH = ("bfloat16", "float32")
 
 
@@ -38,52 +35,29 @@ def _engine(dtype, **sizes):
     return build_engine(model, lambda: params, EngineSizes(**chosen))
 
 
-def _requests(items=GOLDEN, most=64):
-    return [(item["prompt_ids"], greedy(min(most, len(item["output_ids"])), logprobs=5)) for item in items]
-
-
 @functools.cache
 def _together(dtype):
-    return run(_engine(dtype), _requests())
-
-
-def _assert_golden(item, output):
-    found = output.outputs[0]
-    assert found.token_ids == item["output_ids"][:len(found.token_ids)], item["text"][:60]
-    for line, golden in zip(found.logprobs, item["top5"], strict=False):
-        for token, logprob in golden:
-            if token in line:
-                assert line[token].logprob == pytest.approx(logprob, abs=2e-3)
-        assert golden[0][0] in line
+    return run(_engine(dtype), requests(GOLDEN))
 
 
 def test_float32_begins_with_the_golden_tokens_and_logprobs():
     some = GOLDEN[:2] + GOLDEN[5:8]
-    for item, output in zip(some, run(_engine("float32"), _requests(some, most=12)), strict=True):
+    for item, output in zip(some, run(_engine("float32"), requests(some, most=12)), strict=True):
         assert len(output.outputs[0].token_ids) == 12
-        _assert_golden(item, output)
+        assert_golden(item, output)
 
 
 @pytest.mark.sweep
 def test_float32_gives_the_golden_tokens_and_logprobs():
     for item, output in zip(GOLDEN, _together("float32"), strict=True):
         assert len(output.outputs[0].token_ids) == len(item["output_ids"])
-        _assert_golden(item, output)
-
-
-def _assert_left_only_at_a_near_tie(item, output):
-    tokens = output.outputs[0].token_ids
-    pairs = zip(tokens, item["output_ids"][:len(tokens)], item["top5"][:len(tokens)], strict=True)
-    first = next((golden for ours, theirs, golden in pairs if ours != theirs), None)
-    if first is not None:
-        margin = first[0][1] - first[1][1]
-        assert margin <= 0.25, f"{item['text'][:60]!r} left the golden text at a margin of {margin:.3f} nat"
+        assert_golden(item, output)
 
 
 def test_bfloat16_leaves_the_golden_tokens_only_at_near_ties():
     for item, output in zip(GOLDEN, _together("bfloat16"), strict=True):
         assert len(output.outputs[0].token_ids) == len(item["output_ids"])
-        _assert_left_only_at_a_near_tie(item, output)
+        assert_leaves_only_at_near_ties(item, output)
 
 
 @needs_native
@@ -92,9 +66,9 @@ def test_every_instruction_set_without_tiles_gives_the_same_text_and_logprobs():
     for name in cpu.instruction_sets():
         if name != "amx_bf16":
             with using(name):
-                found.append(run(_engine("bfloat16"), _requests(items, most=12)))
+                found.append(run(_engine("bfloat16"), requests(items, most=12)))
     for item, *outputs in zip(items, *found, strict=True):
-        _assert_left_only_at_a_near_tie(item, outputs[0])
+        assert_leaves_only_at_near_ties(item, outputs[0])
         assert all(bits(output) == bits(outputs[0]) for output in outputs)
 
 
@@ -115,9 +89,9 @@ def test_bits_are_equal_in_a_small_budget_with_preemption_and_prefix_hits(dtype)
     pool = (blocks + 1) * 32 * 2 * 30 * 3 * 64 * model.dtype.itemsize
     # Token by token: with guesses in between, some end before they are in the way of others.
     engine = _engine(dtype, max_num_batched_tokens=128, kv_cache_bytes=pool, speculative_config=None)
-    _equal_to_together(dtype, run(engine, _requests(items)), items)
+    _equal_to_together(dtype, run(engine, requests(items)), items)
     assert engine.stats().num_preemptions > 0
-    again = run(engine, _requests(items))
+    again = run(engine, requests(items))
     _equal_to_together(dtype, again, items)
     assert any(output.num_cached_tokens for output in again)
 
@@ -127,14 +101,14 @@ def test_bits_are_equal_in_a_small_budget_with_preemption_and_prefix_hits(dtype)
 @pytest.mark.parametrize("budget", [16, 24, 100, 1024])
 def test_bits_do_not_depend_on_the_token_budget(dtype, budget):
     items = SHORT if budget < 100 else GOLDEN
-    _equal_to_together(dtype, run(_engine(dtype, max_num_batched_tokens=budget), _requests(items)), items)
+    _equal_to_together(dtype, run(_engine(dtype, max_num_batched_tokens=budget), requests(items)), items)
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("dtype", BOTH)
 def test_bits_are_equal_one_at_a_time(dtype):
     engine = _engine(dtype, enable_prefix_caching=False)
-    outputs = [run(engine, [request])[0] for request in _requests()]
+    outputs = [run(engine, [request])[0] for request in requests(GOLDEN)]
     _equal_to_together(dtype, outputs)
 
 
@@ -142,4 +116,4 @@ def test_bits_are_equal_one_at_a_time(dtype):
 @pytest.mark.parametrize("dtype", BOTH)
 @pytest.mark.parametrize("block_size", [16, 64])
 def test_bits_do_not_depend_on_the_block_size(dtype, block_size):
-    _equal_to_together(dtype, run(_engine(dtype, block_size=block_size), _requests()))
+    _equal_to_together(dtype, run(_engine(dtype, block_size=block_size), requests(GOLDEN)))

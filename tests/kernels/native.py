@@ -27,14 +27,21 @@ INSTRUCTION_SETS = [
     pytest.param(name, marks=pytest.mark.skipif(name not in cpu.instruction_sets(), reason=f"no {name} kernels here"))
     for name in INSTRUCTION_SETS_HERE]
 
+FOR_INT8_POOLS = ("avx512_bf16", "amx_bf16")
+"""Those whose kernels take pools in int8; the others leave them to XLA."""
+needs_int8_pools = pytest.mark.skipif(
+    cpu.instruction_set() not in FOR_INT8_POOLS, reason=f"needs {' or '.join(FOR_INT8_POOLS)}")
+
 
 @contextlib.contextmanager
 def using(instruction_set: str) -> Iterator[None]:
     """Native kernels use this instruction set within."""
     before = cpu.instruction_set()
     cpu.use_instruction_set(instruction_set)
-    yield
-    cpu.use_instruction_set(before)
+    try:
+        yield
+    finally:
+        cpu.use_instruction_set(before)
 
 
 def check_rows_alone(function: Callable, x: jax.Array, counts: Iterable[int]) -> None:
@@ -49,7 +56,7 @@ _PROLOGUE = """
 import hashlib, os, sys
 os.sched_setaffinity(0, [int(core) for core in sys.argv[1:]])
 import jax, jax.numpy as jnp, numpy as np
-from pallas_kernels import cpu, matmul, swiglu
+from pallas_kernels import cpu, gated_matmul, matmul
 generator = np.random.default_rng(0)
 def normal(*shape):
     return jnp.asarray(generator.normal(size=shape), jnp.bfloat16)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from kernels.native import needs_native
+from kernels.native import needs_int8_pools, needs_native
 
 from pallas_kernels.int8_pool import Int8Pool, quantize_heads
 from pallas_kernels.paged_attention import paged_attention, paged_attention_metadata
@@ -20,7 +20,8 @@ from pallas_kernels.paged_attention.oracle import attend_rows
 
 def kinds(*dtypes: str) -> list:
     """Implementation and dtype, for parametrization: all that exist of these dtypes."""
-    native = [pytest.param("cpu", dtype, marks=needs_native) for dtype in dtypes if dtype in ("bfloat16", "int8")]
+    marks = {"bfloat16": needs_native, "int8": needs_int8_pools}
+    native = [pytest.param("cpu", dtype, marks=marks[dtype]) for dtype in dtypes if dtype in marks]
     return [*(("xla", dtype) for dtype in dtypes), *native]
 
 

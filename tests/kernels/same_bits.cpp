@@ -57,7 +57,7 @@ void products() {
       m.x = x.data(), m.w = reinterpret_cast<const uint8_t*>(w.data()), m.row_bytes = 2 * inputs, m.kind = GGUFKind::kBF16;
       m.y = y.data(), m.gated = gated, m.tokens = kTokens, m.inputs = inputs, m.outputs = kOutputs;
       INSTRUCTION_SET::matmul_rows(m, 0, kOutputs);
-      show(gated ? "swiglu" : "matmul", y);
+      show(gated ? "gated_matmul" : "matmul", y);
     }
   }
 }

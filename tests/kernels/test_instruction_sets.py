@@ -20,7 +20,7 @@ from kernels import test_sampling as sampling
 from kernels.native import INSTRUCTION_SETS_HERE, needs_native, using
 from kernels.quantized_rows import random_rows
 
-from pallas_kernels import cpu, matmul, quantized_matmul, quantized_swiglu, swiglu
+from pallas_kernels import cpu, gated_matmul, matmul, quantized_gated_matmul, quantized_matmul
 from pallas_kernels.cpu.gguf import decode_gguf, decodes
 from pallas_kernels.quantized import FORMATS
 from pallas_kernels.sampling import log_normalizer
@@ -67,14 +67,14 @@ def test_products(tokens, inputs, outputs):
 @pytest.mark.parametrize(("tokens", "inputs", "outputs"), SHAPES)
 def test_gated_products(tokens, inputs, outputs):
     x, weight = normal(tokens, inputs), normal(2 * outputs, inputs, scale=3)
-    check(lambda: swiglu(x, weight, implementation="cpu"), tiles=False)
+    check(lambda: gated_matmul(x, weight, implementation="cpu"), tiles=False)
 
 
 def test_gates_of_any_size_are_the_same_in_tiles():
     """Products of one input have no order."""
     x = jnp.asarray([[0.0], [-0.0], [1.0], [-1.0], [3e38], [-3e38], [1e-38], [jnp.inf]], jnp.bfloat16)
     weight = jnp.concatenate([jnp.linspace(-200, 200, 401), jnp.ones(401)])[:, None].astype(jnp.bfloat16)
-    check(lambda: jnp.nan_to_num(swiglu(x, weight, implementation="cpu"), nan=7.0), tiles=True)
+    check(lambda: jnp.nan_to_num(gated_matmul(x, weight, implementation="cpu"), nan=7.0), tiles=True)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -84,7 +84,7 @@ def test_products_with_quantized_weights(kind):
         x = normal(tokens, 768)
         check(lambda x=x, weight=weight, scale=scale: (
             quantized_matmul(x, weight, kind, scale, jnp.float32, implementation="cpu"),
-            quantized_swiglu(x, weight, kind, scale, implementation="cpu")), tiles=kind == "I8")
+            quantized_gated_matmul(x, weight, kind, scale, implementation="cpu")), tiles=kind == "I8")
 
 
 @pytest.mark.parametrize("kind", [kind for kind in FORMATS if kind != "I8"])

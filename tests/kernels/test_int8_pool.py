@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from kernels.native import IMPLEMENTATIONS, INSTRUCTION_SETS, needs_native, using
+from kernels.native import FOR_INT8_POOLS, INSTRUCTION_SETS, needs_int8_pools, using
 
 from pallas_kernels import (
     Int8Pool,
@@ -22,6 +22,7 @@ from pallas_kernels import (
 from pallas_kernels.int8_pool import quantize_heads
 
 BLOCKS, HEADS, SIZE = 5, 3, 16
+IMPLEMENTATIONS = ["xla", pytest.param("cpu", marks=needs_int8_pools)]
 
 
 def empty(head_dim):
@@ -57,7 +58,7 @@ def test_equals_the_oracle_but_for_ties(name, head_dim, v_dim):
         assert (apart == 0).mean() > 0.999
 
 
-@needs_native
+@needs_int8_pools
 def test_native_bits_are_those_of_xla():
     x = np.random.default_rng(1).standard_normal((100, HEADS, 64)) * 10.0 ** np.arange(-20, 20, 0.4)[:, None, None]
     arguments = [*step()[:2], jnp.asarray(x, jnp.bfloat16), jnp.asarray(-x, jnp.bfloat16), step()[4]]
@@ -131,7 +132,7 @@ def test_rotated_keys_are_quantized_as_they_would_be_apart(name):
         np.testing.assert_array_equal(pool.scales[block, :, offset], scales)
 
 
-@needs_native
+@needs_int8_pools
 @pytest.mark.parametrize("slot", [-1, BLOCKS * SIZE])
 @pytest.mark.parametrize("operation", [kv_write, rope_kv_write])
 def test_native_slots_out_of_range_fail(operation, slot):
@@ -178,16 +179,14 @@ def test_integers_are_refused_and_other_floats_left_to_xla():
 @pytest.mark.parametrize("name", INSTRUCTION_SETS)
 @pytest.mark.parametrize("call", [attend, write, rotate])
 def test_without_products_of_bytes_xla_takes_over(call, name):
-    native = name in ("avx512_bf16", "amx_bf16")
     with using(name):
         program = jax.jit(lambda *pools: call(*pools)).lower(empty(64), empty(64))  # a function not traced before
         ran = program.compile()(empty(64), empty(64))
-    assert ("_int8_" in program.as_text()) == native
+    assert ("_int8_" in program.as_text()) == (name in FOR_INT8_POOLS)
     assert all(np.isfinite(np.asarray(leaf, np.float32)).all() for leaf in jax.tree.leaves(ran))
 
 
-@needs_native
-@pytest.mark.skipif(cpu.instruction_set() not in ("avx512_bf16", "amx_bf16"), reason="needs products of bytes")
+@needs_int8_pools
 @pytest.mark.parametrize(("operation", "call"), [("paged_attention", attend), ("kv_write", write),
                                                  ("rope_kv_write", rotate)])
 def test_native_programs_say_what_they_lack_when_the_instruction_set_is_changed(operation, call):

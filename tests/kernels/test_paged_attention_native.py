@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from kernels import paged_cases as pc
-from kernels.native import needs_native, using
+from kernels.native import FOR_INT8_POOLS, INSTRUCTION_SETS, needs_int8_pools, needs_native, using
 
 from pallas_kernels import cpu, registry
 from pallas_kernels.paged_attention import paged_attention, paged_attention_metadata
@@ -15,10 +15,17 @@ from pallas_kernels.paged_attention import paged_attention, paged_attention_meta
 pytestmark = needs_native
 UNIT = 2.0**-8
 LONG = 1400  # three spans of 512 keys
-DTYPES = ["bfloat16", "int8"]
 
 
-@pytest.mark.skipif(len(cpu.instruction_sets()) < 2, reason="one instruction set here")
+def kinds():
+    """Each instruction set, for the fixture of that name, with the dtypes of pools that its kernels take."""
+    taken = [pytest.param(*one.values, dtype, marks=one.marks) for one in INSTRUCTION_SETS
+             for dtype in ("bfloat16", "int8") if dtype == "bfloat16" or one.values[0] in FOR_INT8_POOLS]
+    return pytest.mark.parametrize(("instruction_set", "dtype"), taken, indirect=["instruction_set"])
+
+
+
+@pytest.mark.skipif(cpu.instruction_set() != FOR_INT8_POOLS[-1], reason=f"needs {' and '.join(FOR_INT8_POOLS)}")
 @pytest.mark.parametrize("heads", [(6, 2), (9, 1), (20, 1)], ids=str)
 @pytest.mark.parametrize("head_dim", [16, 64, 80, 256])
 def test_instruction_sets_give_the_same_bits_for_bytes(heads, head_dim):
@@ -26,7 +33,7 @@ def test_instruction_sets_give_the_same_bits_for_bytes(heads, head_dim):
     shape = pc.Shape(*heads, head_dim, 16, "int8", blocks_per_row=40)
     case = pc.build(np.random.default_rng(0), shape, [1, 30, 0, 2], [600, 300, 0, 40], 48)
     found = []
-    for name in cpu.instruction_sets():
+    for name in FOR_INT8_POOLS:
         with using(name):
             found.append(pc.attend(case, "cpu", soft_cap=5.0))
     for other in found[1:]:
@@ -34,6 +41,7 @@ def test_instruction_sets_give_the_same_bits_for_bytes(heads, head_dim):
             np.testing.assert_array_equal(one, two)
 
 
+@needs_int8_pools
 @pytest.mark.parametrize("wrong", ["k", "v", "q"])
 def test_what_is_no_number_makes_none_of_what_reads_it(wrong):
     rng = np.random.default_rng(0)
@@ -53,7 +61,7 @@ def test_what_is_no_number_makes_none_of_what_reads_it(wrong):
     [{}, {"window": 600}, {"soft_cap": 3.0}, {"sinks": np.linspace(-3, 3, 6)}, {"window": 3, "soft_cap": 3.0}],
     ids=str,
 )
-@pytest.mark.parametrize("dtype", DTYPES)
+@kinds()
 def test_equals_the_oracle_over_several_spans(instruction_set, dtype, options):
     counts, lengths = [1, 40, 0, 1, 2], [LONG, LONG, 0, 511, 1026]
     shape = pc.Shape(block_size=32, dtype=dtype)
@@ -76,7 +84,7 @@ def one_row(shape, q, kv, done, chunk, neighbours=()):
     return [x[:chunk] for x in pc.attend(case, "cpu")]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@kinds()
 def test_bits_do_not_depend_on_block_size_chunk_or_company_over_several_spans(instruction_set, dtype):
     rng = np.random.default_rng(1)
     shape = pc.Shape(block_size=32, dtype=dtype)
@@ -95,7 +103,7 @@ def test_bits_do_not_depend_on_block_size_chunk_or_company_over_several_spans(in
         np.testing.assert_array_equal(lse, expected_lse[done - first : done - first + chunk])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@kinds()
 def test_rows_that_share_blocks_get_the_bits_that_each_gets_alone(instruction_set, dtype):
     """Six rows share 640 keys, three of them 700 more, one only its first 130; a prefill chunk shares some as well."""
     shape = pc.Shape(block_size=16, dtype=dtype, blocks_per_row=90)

@@ -1,10 +1,10 @@
 """Products with quantized weights have the bits of products with the decoded weights, at every shape; of I8, those of
 exact integers.
 
-Oracles: ``gguf.quants.dequantize`` for the formats (equality to the bit), and the native `matmul` and `swiglu` of the
-decoded weights for the products (equality to the bit); of I8 the product in integers (equality to the bit). Against the
-float64 oracle the tolerance is `matmul`'s: sums in float32 differ by a few roundings of 2**-24, relative to the sum of
-the products' magnitudes.
+Oracles: ``gguf.quants.dequantize`` for the formats (equality to the bit), and the native `matmul` and `gated_matmul` of
+the decoded weights for the products (equality to the bit); of I8 the product in integers (equality to the bit). Against
+the float64 oracle the tolerance is `matmul`'s: sums in float32 differ by a few roundings of 2**-24, relative to the sum
+of the products' magnitudes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ import pytest
 from kernels.native import needs_native
 from kernels.quantized_rows import random_rows
 
-from pallas_kernels import cpu, dequantize, matmul, quantized_matmul, quantized_swiglu, swiglu
+from pallas_kernels import cpu, dequantize, gated_matmul, matmul, quantized_gated_matmul, quantized_matmul
+from pallas_kernels.gated_matmul import ACTIVATIONS
 from pallas_kernels.quantized import FORMATS
 from pallas_kernels.quantized.oracle import rows_of
 
@@ -30,9 +31,9 @@ SHAPES = [(256, 40), (768, 130), (1536, 33), (256, 1), (512, 7), (2304, 64)]
 SMALL_BLOCK_SHAPES = [(576, 96), (32, 3), (1568, 50)]
 
 product = jax.jit(quantized_matmul, static_argnames=("kind", "out_dtype", "implementation"))
-gated = jax.jit(quantized_swiglu, static_argnames=("kind", "implementation"))
+gated = jax.jit(quantized_gated_matmul, static_argnames=("kind", "activation", "implementation"))
 plain_product = jax.jit(matmul, static_argnames=("out_dtype", "implementation"))
-plain_gated = jax.jit(swiglu, static_argnames="implementation")
+plain_gated = jax.jit(gated_matmul, static_argnames=("activation", "implementation"))
 
 
 def shapes_of(kind):
@@ -90,17 +91,18 @@ def test_products_have_the_bits_of_those_with_decoded_weights(kind, inputs, outp
             assert_same_bits(product(x[:tokens], weight, kind, scale, out_dtype, "cpu"), wanted[:tokens])
 
 
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize(("kind", "inputs", "outputs"), CASES)
-def test_gated_products_have_the_bits_of_those_with_decoded_weights(kind, inputs, outputs, instruction_set):
+def test_gated_products_have_the_bits_of_those_with_decoded_weights(kind, inputs, outputs, activation, instruction_set):
     weight, scale = random_rows(kind, inputs, 2 * outputs)
     x = activations(max(TOKENS), inputs)
     if scale is None:
-        wanted = np.asarray(plain_gated(x, decoded(kind, weight), "cpu"))
+        wanted = np.asarray(plain_gated(x, decoded(kind, weight), activation, "cpu"))
     else:
         sums = expected(kind, x, weight, scale, jnp.bfloat16)
-        wanted = np.asarray(plain_gated(sums, jnp.eye(2 * outputs, dtype=jnp.bfloat16), "cpu"))
+        wanted = np.asarray(plain_gated(sums, jnp.eye(2 * outputs, dtype=jnp.bfloat16), activation, "cpu"))
     for tokens in TOKENS:
-        assert_same_bits(gated(x[:tokens], weight, kind, scale, "cpu"), wanted[:tokens])
+        assert_same_bits(gated(x[:tokens], weight, kind, scale, activation, "cpu"), wanted[:tokens])
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
@@ -115,8 +117,10 @@ def test_xla_is_near_the_oracle(kind, dtype):
     assert (np.abs(got - wanted) <= 16 * 2.0**-24 * magnitude).all()
     # Two roundings to the dtype at most one unit apart each, and the gate's own.
     unit = float(jnp.finfo(dtype).eps)
-    got, wanted = (np.asarray(gated(x, weight, kind, scale, name), np.float64) for name in ("xla", "oracle"))
-    np.testing.assert_allclose(got, wanted, rtol=8 * unit, atol=8 * unit * np.abs(wanted).max())
+    for activation in ACTIVATIONS:
+        got, wanted = (np.asarray(gated(x, weight, kind, scale, activation, name), np.float64)
+                       for name in ("xla", "oracle"))
+        np.testing.assert_allclose(got, wanted, rtol=8 * unit, atol=8 * unit * np.abs(wanted).max())
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
@@ -187,7 +191,7 @@ def test_nothing_in_nothing_out(kind, rows, outputs):
     weight, scale = random_rows(kind, 256, 2 * outputs)
     x = activations(rows, 256)
     assert product(x, weight, kind, scale, None, "cpu").shape == (rows, 2 * outputs)
-    assert gated(x, weight, kind, scale, "cpu").shape == (rows, outputs)
+    assert gated(x, weight, kind, scale, "silu", "cpu").shape == (rows, outputs)
 
 
 X, BYTES = jnp.zeros((4, 32), jnp.bfloat16), np.zeros((6, 18), np.uint8)
@@ -215,7 +219,7 @@ def test_a_wrong_argument_is_named(x, weight, kind, scale, message):
 
 def test_a_gated_product_needs_two_halves():
     with pytest.raises(ValueError, match=r"weight must be \[2 \* F, bytes\]"):
-        quantized_swiglu(X, BYTES[:5], "Q4_0")
+        quantized_gated_matmul(X, BYTES[:5], "Q4_0")
 
 
 @needs_native

@@ -24,7 +24,7 @@ def test_bytes_follow_the_shapes():
 
 def test_bytes_have_a_scale_for_each_slot_and_head():
     spec = kv_spec(DecoderConfig(**TINY), jnp.int8)
-    pool = allocate_pool(spec, 5, 16)
+    pool = jax.jit(lambda: unfilled_pool(spec, 5, 16))()
     slots = (5, TINY["num_kv_heads"], 16)
     for kept in pool[0].values():
         assert isinstance(kept, Int8Pool)

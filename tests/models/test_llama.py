@@ -1,4 +1,4 @@
-"""The Llama family's translation of Hugging Face configs, and the registry."""
+"""Translations of Hugging Face configs that all families share, on Llama's, and the registry."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import pytest
 
 from jaxllm.errors import UnsupportedModelError
 from jaxllm.models.config import RopeConfig
-from jaxllm.models.families import llama
+from jaxllm.models.families import llama, mistral
+from jaxllm.models.families.common import rope_config
 from jaxllm.models.model import build_model
-from jaxllm.models.registry import family_of
+from jaxllm.models.registry import FAMILIES, family_of
 
 BASE = {
     "architectures": ["LlamaForCausalLM"], "vocab_size": 128256, "hidden_size": 4096, "num_hidden_layers": 4,
@@ -23,7 +24,7 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
 
 
 def test_llama3_frequencies_follow_their_definition():
-    found = llama.rope_config({**BASE, "rope_scaling": LLAMA3}).inverse_frequencies(128)
+    found = rope_config({**BASE, "rope_scaling": LLAMA3}).inverse_frequencies(128)
     for index, value in enumerate(found):
         plain = 500000.0 ** (-2 * index / 128)
         wavelength = 2 * np.pi / plain
@@ -38,15 +39,15 @@ def test_llama3_frequencies_follow_their_definition():
 
 
 def test_both_spellings_of_rope_settings_mean_the_same():
-    old = llama.rope_config({**BASE, "rope_scaling": LLAMA3})
-    new = llama.rope_config({"rope_parameters": {**LLAMA3, "rope_theta": 500000.0}})
+    old = rope_config({**BASE, "rope_scaling": LLAMA3})
+    new = rope_config({"rope_parameters": {**LLAMA3, "rope_theta": 500000.0}})
     assert old == new
-    assert llama.rope_config({"rope_theta": 7.0}) == RopeConfig(theta=7.0)
+    assert rope_config({"rope_theta": 7.0}) == RopeConfig(theta=7.0)
 
 
 def test_unknown_rope_and_activation_are_refused():
     with pytest.raises(UnsupportedModelError, match="yarn"):
-        llama.rope_config({"rope_scaling": {"rope_type": "yarn", "factor": 4}})
+        rope_config({"rope_scaling": {"rope_type": "yarn", "factor": 4}})
     with pytest.raises(UnsupportedModelError, match="gelu"):
         llama.decoder_config({**BASE, "hidden_act": "gelu"})
 
@@ -65,7 +66,6 @@ def test_a_missing_size_is_named(name):
     *(({"head_dim": value}, "head_dim") for value in ("8", 7, True)),
     *(({"max_position_embeddings": value}, "max_position_embeddings") for value in (None, "256", 0)),
     *(({"rms_norm_eps": value}, "rms_norm_eps") for value in (None, "x", -1e-5, math.nan, math.inf)),
-    *(({"sliding_window": value}, "sliding_window") for value in (0, -1, "x", 1.5, True)),
     *(({"rope_theta": value}, "theta") for value in (None, "x", 0, -1, math.inf)),
     *(({"rope_scaling": value}, "rope") for value in ([1], "x", 5)),
     ({"rope_scaling": {"type": "linear"}}, "factor"),
@@ -101,10 +101,12 @@ def test_heads_that_do_not_divide_are_refused():
         llama.decoder_config({**BASE, "num_key_value_heads": 5})
 
 
-def test_every_parameter_has_checkpoint_names_and_the_other_way_round():
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_every_parameter_has_checkpoint_names_and_the_other_way_round(family):
     for changes in ({}, {"tie_word_embeddings": True}, {"attention_bias": True, "mlp_bias": True}):
-        config = llama.decoder_config({**BASE, **changes})
-        assert set(llama.weight_map(config)) == set(build_model(config, np.float32).specs)
+        config = family.decoder_config(
+            {**BASE, "hidden_act": None, "architectures": list(family.architectures), **changes})
+        assert set(family.weight_map(config)) == set(build_model(config, np.float32).specs)
 
 
 def test_the_description_of_an_8b_costs_no_memory():
@@ -113,6 +115,12 @@ def test_the_description_of_an_8b_costs_no_memory():
     assert model.num_parameters == 8_030_261_248
     assert model.weight_bytes == 2 * model.num_parameters
     assert set(model.like) == {0}
+
+
+@pytest.mark.parametrize("value", [0, -1, "x", 1.5, True])
+def test_a_window_that_makes_no_sense_is_refused(value):
+    with pytest.raises(UnsupportedModelError, match="sliding_window"):
+        mistral.decoder_config({**BASE, "sliding_window": value})
 
 
 def test_mistral_has_its_window_and_unknown_architectures_are_told_the_nearest():

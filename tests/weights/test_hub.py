@@ -160,7 +160,8 @@ def test_what_the_hub_answers_becomes_advice(monkeypatch: pytest.MonkeyPatch, er
 
 @pytest.mark.parametrize("name", ["not a hub id", "a--b", "smol/lm..2:Q8_0"])
 def test_invalid_ids_list_the_packaged_names(name: str):
-    with pytest.raises(ModelNotFoundError, match=r"no packaged model \(SmolLM2-135M-Instruct\) and no valid hub id"):
+    listed = r"no packaged model \(SmolLM2-135M-Instruct, gemma-3-270m\) and no valid hub id"
+    with pytest.raises(ModelNotFoundError, match=listed):
         resolve(name)
 
 

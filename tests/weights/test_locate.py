@@ -76,6 +76,38 @@ def test_a_packaged_model_that_is_not_installed_says_how_to_get_it(monkeypatch: 
         default_model()
 
 
+def test_a_packaged_model_in_pieces_is_joined_once_and_again_where_it_is_damaged(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    file, _ = write_llama_gguf(tmp_path / "model.gguf")
+    content, pieces = file.read_bytes(), {}
+    for number in range(3):
+        pieces[f"toy-part{number}"] = tmp_path / f"toy.gguf.part{number:02d}"
+        pieces[f"toy-part{number}"].write_bytes(content[number * 500 : (number + 1) * 500 if number < 2 else None])
+    model = packaged.PackagedModel("toy", "toy", tuple(pieces))
+    monkeypatch.setattr(packaged, "PACKAGED_MODELS", (model,))
+    monkeypatch.setattr(packaged.importlib.metadata, "version", lambda name: "1.0")
+    monkeypatch.setattr(packaged.importlib.metadata, "files", lambda name: [_Installed(pieces[name])])
+    source = resolve("Toy")
+    assert source.path == tmp_path / "jaxllm" / "models" / "toy-1.0.gguf"
+    assert source.path.read_bytes() == content
+    made = source.path.stat().st_mtime_ns
+    assert resolve("toy").path.stat().st_mtime_ns == made
+    source.path.write_bytes(b"cut short")
+    assert resolve("toy").path.read_bytes() == content
+    assert [path.name for path in source.path.parent.iterdir()] == ["toy-1.0.gguf"]
+    pieces["toy-part1"].unlink()
+    with pytest.raises(ModelNotFoundError, match=r"'toy-part1' has no \.gguf\.part01 file; .*pip install toy --force"):
+        resolve("toy")
+
+
+class _Installed:
+    """A file in a distribution's record."""
+
+    def __init__(self, path: Path) -> None:
+        self.locate = lambda: path
+
+
 @pytest.mark.parametrize("name", [
     "./missing", "../x/y", "/missing/model", "~/missing", "missing.gguf", "a/b/c", "dir/x.gguf", "models/",
     "C:\\models\\x", "C:/models/x",

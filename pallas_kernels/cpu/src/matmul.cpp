@@ -82,6 +82,7 @@ struct Call {
   const ffi::Buffer<ffi::BF16>& x;
   ffi::AnyBuffer& y;
   ffi::Buffer<ffi::U8>& workspace;
+  int64_t activation = 0;  // gated
 
   ffi::Error invalid(const char* text) const { return ffi::Error::InvalidArgument(std::string(name) + ": " + text); }
 };
@@ -90,11 +91,14 @@ ffi::Error compute(const Call& call, Matmul m) {
   const ffi::DataType type = call.y.element_type();
   if (type != ffi::BF16 && (call.gated || type != ffi::F32))
     return call.invalid(call.gated ? "y must be bfloat16" : "y must be bfloat16 or float32");
+  if (call.activation < 0 || call.activation >= static_cast<int64_t>(Activation::kCount))
+    return call.invalid("activation is not known");
   if (instruction_set() == InstructionSet::kNone)
     return ffi::Error(ffi::ErrorCode::kUnimplemented,
                       std::string(call.name) + ": this processor has none of the instruction sets");
   m.x = reinterpret_cast<const uint16_t*>(call.x.typed_data());
   m.y = call.y.untyped_data(), m.y_is_float32 = type == ffi::F32, m.gated = call.gated;
+  m.activation = static_cast<Activation>(call.activation);
   m.tokens = call.x.dimensions()[0], m.inputs = call.x.dimensions()[1], m.outputs = call.y.dimensions()[1];
   if (m.tokens == 0 || m.outputs == 0) return ffi::Error::Success();
   if (m.inputs == 0) {
@@ -156,9 +160,9 @@ ffi::Error matmul(ffi::ThreadPool pool, ffi::Buffer<ffi::BF16> x, ffi::Buffer<ff
   return plain({"matmul", false, pool, x, *y, *workspace}, w);
 }
 
-ffi::Error swiglu(ffi::ThreadPool pool, ffi::Buffer<ffi::BF16> x, ffi::Buffer<ffi::BF16> w, ffi::Result<ffi::AnyBuffer> y,
-                  ffi::Result<ffi::Buffer<ffi::U8>> workspace) {
-  return plain({"swiglu", true, pool, x, *y, *workspace}, w);
+ffi::Error gated_matmul(ffi::ThreadPool pool, ffi::Buffer<ffi::BF16> x, ffi::Buffer<ffi::BF16> w,
+                        ffi::Result<ffi::AnyBuffer> y, ffi::Result<ffi::Buffer<ffi::U8>> workspace, int64_t activation) {
+  return plain({"gated_matmul", true, pool, x, *y, *workspace, activation}, w);
 }
 
 ffi::Error quantized_matmul(ffi::ThreadPool pool, ffi::Buffer<ffi::BF16> x, ffi::Buffer<ffi::U8> w,
@@ -167,10 +171,10 @@ ffi::Error quantized_matmul(ffi::ThreadPool pool, ffi::Buffer<ffi::BF16> x, ffi:
   return quantized({"quantized_matmul", false, pool, x, *y, *workspace}, w, scale, kind);
 }
 
-ffi::Error quantized_swiglu(ffi::ThreadPool pool, ffi::Buffer<ffi::BF16> x, ffi::Buffer<ffi::U8> w,
-                            ffi::Buffer<ffi::F32> scale, ffi::Result<ffi::AnyBuffer> y,
-                            ffi::Result<ffi::Buffer<ffi::U8>> workspace, int64_t kind) {
-  return quantized({"quantized_swiglu", true, pool, x, *y, *workspace}, w, scale, kind);
+ffi::Error quantized_gated_matmul(ffi::ThreadPool pool, ffi::Buffer<ffi::BF16> x, ffi::Buffer<ffi::U8> w,
+                                  ffi::Buffer<ffi::F32> scale, ffi::Result<ffi::AnyBuffer> y,
+                                  ffi::Result<ffi::Buffer<ffi::U8>> workspace, int64_t kind, int64_t activation) {
+  return quantized({"quantized_gated_matmul", true, pool, x, *y, *workspace, activation}, w, scale, kind);
 }
 
 auto operands() {
@@ -197,8 +201,9 @@ auto quantized_operands() {
 }  // namespace pallas_kernels
 
 PALLAS_KERNELS_TARGET(pallas_kernels_matmul_v1, pallas_kernels::matmul, pallas_kernels::operands());
-PALLAS_KERNELS_TARGET(pallas_kernels_swiglu_v1, pallas_kernels::swiglu, pallas_kernels::operands());
+PALLAS_KERNELS_TARGET(pallas_kernels_gated_matmul_v1, pallas_kernels::gated_matmul,
+                      pallas_kernels::operands().Attr<int64_t>("activation"));
 PALLAS_KERNELS_TARGET(pallas_kernels_quantized_matmul_v1, pallas_kernels::quantized_matmul,
                       pallas_kernels::quantized_operands());
-PALLAS_KERNELS_TARGET(pallas_kernels_quantized_swiglu_v1, pallas_kernels::quantized_swiglu,
-                      pallas_kernels::quantized_operands());
+PALLAS_KERNELS_TARGET(pallas_kernels_quantized_gated_matmul_v1, pallas_kernels::quantized_gated_matmul,
+                      pallas_kernels::quantized_operands().Attr<int64_t>("activation"));

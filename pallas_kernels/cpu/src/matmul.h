@@ -1,5 +1,5 @@
 // y[t, o] = sum over i of x[t, i] * w[o, i]: bfloat16 operands, float32 sums, in bfloat16 or float32. Or, gated, of the
-// sums g of row o and u of row outputs + o of w, each rounded to bfloat16: y[t, o] = g / (1 + e^-g) * u, in bfloat16.
+// sums g of row o and u of row outputs + o of w, each rounded to bfloat16: y[t, o] = activation(g) * u, in bfloat16.
 //
 // Rows of w may be stored in another format (gguf.h). They are decoded to bfloat16 piece by piece, in the cache, and then
 // are computed with by the very instructions that serve bfloat16: results are the same to the bit. Of I8, x is
@@ -15,6 +15,9 @@
 
 namespace pallas_kernels {
 
+// g sigmoid(g); g sigmoid(2 sqrt(2 / pi) (g + 0.044715 g^3)), which is GELU approximated with tanh.
+enum class Activation : int64_t { kSilu, kGeluTanh, kCount };
+
 struct Matmul {
   const uint16_t* x;  // [tokens, inputs]; of I8, rows of bytes (quantize_rows), two of which are an input
   const uint8_t* w;   // [outputs, row_bytes], gated [2 * outputs, row_bytes]
@@ -24,6 +27,7 @@ struct Matmul {
   const float* x_scale;  // and of x's, [tokens]
   void* y;             // [tokens, outputs]
   bool y_is_float32, gated;
+  Activation activation;  // gated
   int64_t tokens, inputs, outputs;
 };
 

@@ -1,9 +1,9 @@
 // Products without tile registers: each element is a dot product of rows, with an accumulator of its own. Rows of w in
 // blocks are decoded first, a few at a time.
 #include "flush_denormals.h"
+#include "gate.h"
 #include "gguf_decoders.h"
 #include "matmul.h"
-#include "swiglu.h"
 #include "vectors.h"
 
 #if defined(__AVX512F__)
@@ -53,7 +53,7 @@ void block(const Matmul& m, const uint16_t* w, const uint16_t* up, int64_t t, in
     dots(m, up, t, m.outputs + o, ups);
     for (int r = 0; r < kTokens; ++r)
       for (int c = 0; c < kOutputs; ++c)
-        sums[r][c] = _mm512_cvtss_f32(swiglu(_mm512_set1_ps(sums[r][c]), _mm512_set1_ps(ups[r][c])));
+        sums[r][c] = _mm512_cvtss_f32(gated(m.activation, _mm512_set1_ps(sums[r][c]), _mm512_set1_ps(ups[r][c])));
   }
   for (int r = 0; r < kTokens; ++r)
     for (int c = 0; c < kOutputs; ++c) store(m, t + r, o + c, sums[r][c]);

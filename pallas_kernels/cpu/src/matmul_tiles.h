@@ -7,7 +7,7 @@
 
 #include "amx.h"
 #include "matmul.h"
-#include "swiglu.h"
+#include "gate.h"
 
 namespace pallas_kernels {
 namespace {
@@ -75,7 +75,7 @@ void store_gated(const Matmul& m, const float* gate_tile, const float* up_tile, 
   const Sums gate(m, gate_tile, output, mask, block), up(m, up_tile, m.outputs + output, mask, block);
   uint16_t* to = static_cast<uint16_t*>(m.y) + block * tokens_per_block(m) * m.outputs + output;
   for (int64_t i = 0; i < tokens_in(m, block); ++i, to += m.outputs)
-    _mm256_mask_storeu_epi16(to, mask, (__m256i)_mm512_cvtneps_pbh(swiglu(gate.of(i), up.of(i))));
+    _mm256_mask_storeu_epi16(to, mask, (__m256i)_mm512_cvtneps_pbh(gated(m.activation, gate.of(i), up.of(i))));
 }
 
 // Where a panel's tiles lie: in w itself, or copied, each tile by itself. Panels come in pairs: two in a row, or, gated,

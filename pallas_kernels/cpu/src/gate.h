@@ -1,6 +1,8 @@
-// The gate of SwiGLU (Shazeer 2020). Included by sources that are compiled for one instruction set, and by nothing else.
+// The gates of gated products (Shazeer 2020). Included by sources that are compiled for one instruction set, and by
+// nothing else.
 #pragma once
 
+#include "matmul.h"
 #include "vectors.h"
 
 namespace pallas_kernels {
@@ -21,10 +23,17 @@ inline __m512 exp_of_minus(__m512 x) {
   return _mm512_scalef_ps(p, x);
 }
 
-// silu(gate) * up of sums that are rounded first, as separate products would be.
-inline __m512 swiglu(__m512 gate, __m512 up) {
+// activation(gate) * up of sums that are rounded first, as separate products would be. Both activations are g times a
+// sigmoid, as 1 + tanh(x) is 2 sigmoid(2 x).
+inline __m512 gated(Activation activation, __m512 gate, __m512 up) {
   const __m512 g = widen(_mm512_cvtneps_pbh(gate)), u = widen(_mm512_cvtneps_pbh(up));
-  return _mm512_mul_ps(_mm512_div_ps(g, _mm512_add_ps(_mm512_set1_ps(1.0f), exp_of_minus(g))), u);
+  __m512 x = g;
+  if (activation == Activation::kGeluTanh) {
+    const __m512 square = _mm512_mul_ps(g, g);
+    const __m512 factor = _mm512_fmadd_ps(square, _mm512_set1_ps(0x1.2444f2p-4f), _mm512_set1_ps(0x1.988454p+0f));
+    x = _mm512_mul_ps(g, factor);
+  }
+  return _mm512_mul_ps(_mm512_div_ps(g, _mm512_add_ps(_mm512_set1_ps(1.0f), exp_of_minus(x))), u);
 }
 
 }  // namespace

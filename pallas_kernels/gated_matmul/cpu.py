@@ -1,4 +1,4 @@
-"""SwiGLU's gated product by the native library: the gate is applied to sums while they are in registers."""
+"""Gated products by the native library: the gate is applied to sums while they are in registers."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from pallas_kernels.cpu.library import require
+from pallas_kernels.gated_matmul.activations import ACTIVATIONS, Activation
 from pallas_kernels.matmul.cpu import workspace
 
 
-def unsupported(x: Array, weight: Array) -> str | None:
+def unsupported(x: Array, weight: Array, activation: Activation) -> str | None:
     """Why these operands are left to another implementation, or ``None``."""
     return None if x.dtype == jnp.bfloat16 else f"operands are bfloat16, not {x.dtype}"
 
 
-def swiglu_cpu(x: Float[Array, "T I"], weight: Float[Array, "2F I"]) -> Float[Array, "T F"]:
+def gated_matmul_cpu(x: Float[Array, "T I"], weight: Float[Array, "2F I"], activation: Activation
+                     ) -> Float[Array, "T F"]:
     """One call, on XLA's threads."""
-    gated = jax.ffi.ffi_call(
-        require("pallas_kernels_swiglu_v1"),
+    call = jax.ffi.ffi_call(
+        require("pallas_kernels_gated_matmul_v1"),
         (jax.ShapeDtypeStruct((x.shape[0], weight.shape[0] // 2), x.dtype), workspace(x)),
         vmap_method="sequential",
     )
-    result, _ = gated(x, weight)
+    result, _ = call(x, weight, activation=ACTIVATIONS[activation])
     return result

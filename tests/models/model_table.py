@@ -1,0 +1,101 @@
+"""Writes the table of docs/models.md: ``python tests/models/model_table.py --write docs/models.md``.
+
+Families and their variants are the registry's; features are what the translation of the fixtures' configs turns on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from jaxllm.models.config import DecoderConfig
+from jaxllm.models.registry import FAMILIES, Family, family_of
+from jaxllm.weights.names import ARCHITECTURES
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+_GOLDEN = {"llama": "SmolLM2-135M-Instruct", "gemma3": "Gemma 3 270M"}
+"""Of the families that are tested with real weights: which model (tests/conformance/test_golden_*.py)."""
+
+_TABLE = re.compile(r"(<!-- begin families -->\n).*?(<!-- end families -->)", re.DOTALL)
+
+
+def render(page: str) -> str:
+    """The page with its table renewed."""
+    return _TABLE.sub(lambda match: match[1] + "\n".join(_lines()) + "\n" + match[2], page)
+
+
+def _lines() -> Iterator[str]:
+    yield "| family | models | `architectures` | GGUF | features | tested on |"
+    yield "|---|---|---|---|---|---|"
+    for family in FAMILIES:
+        stored = [name for name, found in ARCHITECTURES.items() if found.name in family.architectures]
+        names = ", ".join(f"`{name}`" for name in family.architectures)
+        yield (f"| {family.name} | {family.variants} | {names} | {', '.join(f'`{name}`' for name in stored) or '-'} | "
+               f"{', '.join(_features_of(family))} | {'; '.join(_tests(family))} |")
+
+
+def _features_of(family: Family) -> list[str]:
+    configs = [family.decoder_config(config) for config in _fixtures(family).values()]
+    return list(dict.fromkeys(feature for config in configs for feature in features(config)))
+
+
+def _fixtures(family: Family) -> dict[str, dict[str, object]]:
+    found = {path.parent.name: json.loads(path.read_text()) for path in sorted(FIXTURES.glob("*/config.json"))}
+    return {name: config for name, config in found.items() if family_of(config) is family}
+
+
+def _tests(family: Family) -> Iterator[str]:
+    yield from (f"`tests/fixtures/{name}`" for name in _fixtures(family))
+    if family.name in _GOLDEN:
+        yield f"{_GOLDEN[family.name]}'s real weights"
+
+
+def features(config: DecoderConfig) -> Iterator[str]:
+    """What a config turns on, in words."""
+    if config.sliding_window is not None:
+        yield "sliding window in some layers" if config.full_layers else "sliding window"
+    if config.rope.kind != "default":
+        yield f"{config.rope.kind} rope"
+    if config.local_rope is not None:
+        yield "a rotary base of window layers"
+    if config.unrotated_layers:
+        yield "layers without rotary embedding"
+    if config.attention_bias:
+        yield "biases of q, k, v" + (" and output" if config.attention_output_bias else "")
+    if config.mlp_bias:
+        yield "biases of the MLP"
+    if config.qk_norm != "none":
+        yield "norms of q and k" + (" over all heads" if config.qk_norm == "all" else "")
+    if config.post_norms:
+        yield f"norms after attention and MLP{'' if config.pre_norms else ', none before'}"
+    if config.norm_offset:
+        yield "norm weights plus 1"
+    if config.embedding_scale != 1:
+        yield "scaled embedding"
+    if config.residual_scale != 1:
+        yield "scaled residuals"
+    if config.activation != "silu":
+        yield "GeGLU"
+    if config.attention_scale is not None:
+        yield "attention scale"
+    if config.attention_soft_cap is not None:
+        yield "soft cap of scores"
+    if config.logit_scale != 1:
+        yield "scaled logits"
+    if config.logit_soft_cap is not None:
+        yield "soft cap of logits"
+
+
+def main() -> None:
+    """The command line above."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--write", type=Path, required=True)
+    page = parser.parse_args().write
+    page.write_text(render(page.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

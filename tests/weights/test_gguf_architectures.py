@@ -1,0 +1,93 @@
+"""GGUF files of each architecture mean what the Hugging Face checkpoint they are made from means.
+
+Oracle: the fixtures' checkpoints, written with the tensor names and metadata keys of the ``gguf`` package, and with
+what llama.cpp's conversion does to values: norms of Gemma with 1 added (rounded to float32, as here). Equality.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from jaxllm.models.registry import family_of
+from jaxllm.weights import GGUFSource, SafetensorsSource
+from jaxllm.weights.names import ARCHITECTURES as KNOWN
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+ARCHITECTURES = {"qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3, "gemma": gguf.MODEL_ARCH.GEMMA,
+                 "gemma2": gguf.MODEL_ARCH.GEMMA2, "gemma3": gguf.MODEL_ARCH.GEMMA3}
+
+
+def _write(path, name, source, hf):
+    writer = gguf.GGUFWriter(path, name)
+    writer.add_block_count(hf["num_hidden_layers"])
+    writer.add_context_length(hf["max_position_embeddings"])
+    writer.add_embedding_length(hf["hidden_size"])
+    writer.add_feed_forward_length(hf["intermediate_size"])
+    writer.add_head_count(hf["num_attention_heads"])
+    writer.add_head_count_kv(hf["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(hf["rms_norm_eps"])
+    if hf.get("head_dim"):
+        writer.add_key_length(hf["head_dim"])
+        writer.add_value_length(hf["head_dim"])
+    ropes = hf["rope_parameters"]
+    rope = ropes.get("full_attention", ropes)
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if rope["rope_type"] == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope["factor"])
+    if name in ("gemma2", "gemma3"):
+        writer.add_sliding_window(hf["sliding_window"])
+    if name == "gemma2":
+        writer.add_attn_logit_softcapping(hf["attn_logit_softcapping"])
+        writer.add_final_logit_softcapping(hf["final_logit_softcapping"])
+    names = gguf.get_tensor_name_map(ARCHITECTURES[name], hf["num_hidden_layers"])
+    for tensor in source.tensors:
+        values = source.read(tensor).astype(np.float32)
+        raised = name.startswith("gemma") and tensor.endswith("norm.weight")
+        writer.add_tensor(names.get_name(tensor, try_suffixes=(".weight", ".bias")), values + np.float32(raised))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_gguf_file_means_what_its_checkpoint_means(name, tmp_path):
+    folder = FIXTURES / name
+    hf = json.loads((folder / "config.json").read_text())
+    if name in ("qwen2", "qwen3"):
+        hf |= {"use_sliding_window": False}  # which the format cannot say
+    if "query_pre_attn_scalar" in hf:
+        hf |= {"query_pre_attn_scalar": hf["head_dim"]}
+    if name == "gemma3":
+        hf |= {"layer_types": None, "sliding_window_pattern": 6}
+        hf["rope_parameters"]["sliding_attention"]["rope_theta"] = 10_000.0
+    source = SafetensorsSource(folder)
+    _write(tmp_path / "tiny.gguf", name, source, hf)
+    found = GGUFSource(tmp_path / "tiny.gguf")
+    assert set(found.tensors) == set(source.tensors)
+    for tensor in source.tensors:
+        raised = name.startswith("gemma") and tensor.endswith("norm.weight")
+        values = source.read(tensor).astype(np.float32)
+        wanted = values + np.float32(1) - np.float32(1) if raised else values
+        np.testing.assert_array_equal(found.read(tensor), wanted)
+    family = family_of(hf)
+    assert family_of(found.config).name == family.name == name
+    assert family.decoder_config(found.config) == family.decoder_config(hf)
+
+
+@pytest.mark.parametrize(("architecture", "layers"), [("gemma2", 46), ("gemma3", 62)])
+def test_attention_of_the_largest_gemma_is_scaled_by_the_width_per_head(architecture, layers):
+    metadata = {f"{architecture}.{key}": value for key, value in {
+        "block_count": layers, "context_length": 8192, "embedding_length": 5376, "feed_forward_length": 21504,
+        "attention.head_count": 32, "attention.head_count_kv": 16, "attention.key_length": 128,
+        "attention.layer_norm_rms_epsilon": 1e-6, "attention.sliding_window": 1024}.items()}
+    config = KNOWN[architecture].config(metadata)
+    assert config["query_pre_attn_scalar"] == 168
+    metadata[f"{architecture}.block_count"] = layers - 1
+    assert KNOWN[architecture].config(metadata)["query_pre_attn_scalar"] == 128
