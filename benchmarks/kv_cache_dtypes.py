@@ -22,7 +22,7 @@ import numpy as np
 from harness import describe_machine, format_table, machine_line, write_json
 
 from jaxllm import LLM, SamplingParams
-from jaxllm.kv_cache import KVSpec, allocate_pool, kv_spec
+from jaxllm.kv_cache import KVSpec, kv_spec, unfilled_pool
 from jaxllm.loading import open_model, open_source
 from jaxllm.models.config import DecoderConfig
 from pallas_kernels import kv_write, paged_attention, paged_attention_metadata
@@ -65,7 +65,7 @@ def attention_of(config: DecoderConfig, spec: KVSpec, case: Case) -> Any:
                          jnp.int32)
     tokens = case.rows * case.count
     rows = case.rows * columns * BLOCK_SIZE
-    pools = allocate_pool(spec, 1 + case.rows * columns, BLOCK_SIZE)
+    pools = jax.jit(lambda: unfilled_pool(spec, 1 + case.rows * columns, BLOCK_SIZE))()
     slots = BLOCK_SIZE + jnp.arange(rows, dtype=jnp.int32)
     noise = jax.random.normal(jax.random.key(0), (rows, config.num_kv_heads, config.head_dim), jnp.bfloat16)
     fill = jax.jit(lambda layer, x: kv_write(layer["k"], layer["v"], x, x, slots), donate_argnums=0)

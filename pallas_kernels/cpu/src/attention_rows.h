@@ -1,5 +1,5 @@
 // Attention with a key in each lane: a row of weights for each query. For up to 16 queries of a kv head, such as the
-// decodes of one request, of which ByLanes would leave most lanes empty; and values need no transposing.
+// decodes of one request, of which Lanes would leave most lanes empty; and values need no transposing.
 #pragma once
 
 #include "attention_walk.h"
