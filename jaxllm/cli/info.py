@@ -66,6 +66,8 @@ def _sections(report: dict[str, Any]) -> Iterator[tuple[str, Iterator[tuple[str,
         yield "Tokenizer", _tokenizer(report["tokenizer"])
     if "machine" in report:
         yield "This machine", _machine(report["machine"])
+    # An option that is refused ends the description before these.
+    if "fits" in report:
         yield "Memory", _memory(report)
         yield "A decoding step", _step(report)
         yield "Compiled programs", _compilation(report["compilation"])
@@ -104,7 +106,8 @@ def _machine(machine: dict[str, Any]) -> Iterator[tuple[str, str]]:
     count = f", {machine['devices']} devices" if machine["devices"] > 1 else ""
     yield "platform", f"{machine['platform']} ({machine['device']}{count})"
     yield "free memory", format_bytes(machine["free_bytes"])
-    yield "kernels", ", ".join(f"{operation}: {name}" for operation, name in machine["kernels"].items())
+    if "kernels" in machine:
+        yield "kernels", ", ".join(f"{operation}: {name}" for operation, name in machine["kernels"].items())
     if machine["platform"] == "cpu":
         native = machine["native_kernels"]
         yield "native kernels", native.get("instruction_set") or f"none: {native['unavailable']}"

@@ -16,7 +16,7 @@ logger = logging.getLogger("jaxllm")
 
 _SUFFIX = ".program"
 _TEMPORARY = ".tmp"
-_MAGIC = b"jaxllm1\n"
+_MAGIC = b"jaxllm2\n"
 _DIGEST = hashlib.sha256().digest_size
 _ABANDONED_SECONDS = 3600.0
 
@@ -54,7 +54,7 @@ class Entries:
         except OSError as error:
             self._complain("read", error)
             return None
-        value = _unpacked(content)
+        value = _unpacked(name, content)
         if value is None:
             logger.warning("%s is damaged: it is deleted, and made again", path)
             self.delete(name)
@@ -68,7 +68,7 @@ class Entries:
 
     def put(self, name: str, value: bytes) -> None:
         """Write an entry, and delete others as far as there is no room for it."""
-        content = _packed(value)
+        content = _packed(name, value)
         if len(content) > self.limit:
             return
         try:
@@ -139,14 +139,18 @@ class Entries:
             logger.warning("the compilation cache cannot be %s: %s", what, error)
 
 
-def _packed(value: bytes) -> bytes:
+def _packed(name: str, value: bytes) -> bytes:
     stored = zlib.compress(value, 1)
-    return _MAGIC + hashlib.sha256(stored).digest() + stored
+    return _MAGIC + _digest(name, stored) + stored
 
 
-def _unpacked(content: bytes) -> bytes | None:
-    """What was packed, or ``None`` if it is not whole."""
+def _unpacked(name: str, content: bytes) -> bytes | None:
+    """What was packed under this name, or ``None`` if it is not that or not whole."""
     start = len(_MAGIC) + _DIGEST
     stored = content[start:]
-    whole = content.startswith(_MAGIC) and hashlib.sha256(stored).digest() == content[len(_MAGIC):start]
+    whole = content.startswith(_MAGIC) and _digest(name, stored) == content[len(_MAGIC):start]
     return zlib.decompress(stored) if whole else None
+
+
+def _digest(name: str, stored: bytes) -> bytes:
+    return hashlib.sha256(name.encode() + b"\n" + stored).digest()

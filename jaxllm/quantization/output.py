@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fnmatch
+import glob
 import os
 import shutil
 from collections.abc import Iterable, Iterator
@@ -50,6 +51,7 @@ def written_whole(target: Path, nbytes: int) -> Iterator[Path]:
     free = shutil.disk_usage(target.parent).free
     if nbytes > free:
         raise CapacityError(f"{target}: {nbytes:,} bytes are needed, and {free:,} are free in {target.parent}")
+    _clear_up(target)
     partial = target.with_name(f"{target.name}.{os.getpid()}.part")
     try:
         yield partial
@@ -75,6 +77,33 @@ def written_whole(target: Path, nbytes: int) -> Iterator[Path]:
             shutil.rmtree(partial)
         else:
             partial.unlink(missing_ok=True)
+
+
+def _clear_up(target: Path) -> None:
+    """Remove what processes that were killed have left of their writing to this target; what one had moved away to
+    replace it comes back."""
+    for path in target.parent.glob(f"{glob.escape(target.name)}.*.*"):
+        number, _, kind = path.name[len(target.name) + 1:].partition(".")
+        if kind not in ("part", "old") or not number.isdecimal() or _runs(int(number)):
+            continue
+        if kind == "old" and not os.path.lexists(target):
+            os.rename(path, target)
+        elif path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _runs(process: int) -> bool:
+    if os.name != "posix":
+        return True  # asking would end it
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _sync(path: Path) -> None:

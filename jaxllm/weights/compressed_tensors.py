@@ -83,12 +83,17 @@ class CompressedTensorsSource(SafetensorsSource):
         if stored.info.dtype == "I32":
             np.bitwise_xor(raw[:, :columns], 128, out=codes)
         read_plain(factors.path, factors.offset + start * factors.dtype.itemsize, factors.dtype, scale)
+        if not np.isfinite(scale).all():
+            raise CheckpointError(f"{self.path}: {name + '_scale'!r} holds numbers that are infinite or no numbers")
 
     def _matrices(self) -> Iterator[tuple[str, tuple[TensorInfo, Stored, Stored]]]:
         """What is in int8: the plain name, what it appears as, where its codes and its factors lie."""
         for name, codes in self._stored.items():
             module, _, leaf = name.rpartition(".")
             if leaf == "weight_packed":
+                if f"{module}.weight" in self._stored:
+                    raise CheckpointError(f"{self.path}: {name!r} and {module + '.weight'!r} are both there; one is "
+                                          "needed")
                 shape = self._packed_shape(module, codes)
             elif leaf == "weight" and codes.info.dtype == "I8":
                 shape = codes.info.shape

@@ -99,6 +99,14 @@ def test_what_does_not_fit_says_which_number_to_change(run, folder):
     assert "no: max_model_len=256 needs" in text
 
 
+@pytest.mark.parametrize(("option", "value"), [("--kv-cache-dtype", "int3"), ("--max-model-len", "99999999")])
+def test_a_model_is_described_as_far_as_a_refused_option_lets_it(run, folder, option, value):
+    result = run("info", folder, option, value)
+    assert result.exit_code == 1
+    assert "This machine" in result.stdout
+    assert value in result.stderr
+
+
 def test_an_unsupported_architecture_is_described_as_far_as_it_goes(run, tmp_path):
     write_tiny_folder(tmp_path / "odd", architectures=["Qwen9ForCausalLM"])
     found = report(run, tmp_path / "odd", exit_code=1)

@@ -44,6 +44,9 @@ def test_defaults_are_those_of_the_first_checkpoints():
 
 @pytest.mark.parametrize(("changes", "name"), [
     ({"layer_types": ["full_attention"]}, "layer_types"),
+    ({"layer_types": [["full_attention"]] * 18}, "layer_types"),
+    ({"num_key_value_heads": 0}, "num_key_value_heads=0"),
+    ({"head_dim": -2}, "head_dim=-2"),
     ({"layer_types": ["chunked_attention"] * 18}, "layer_types"),
     ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar"),
     ({"final_logit_softcapping": -1.0}, "logit_soft_cap"),

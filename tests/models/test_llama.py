@@ -62,7 +62,7 @@ def test_a_missing_size_is_named(name):
     *(({name: value}, name)
       for name in ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size", "intermediate_size")
       for value in (0, -4, "x", [2], 32.5, True)),
-    *(({"num_key_value_heads": value}, "num_kv_heads") for value in ("2", -1)),
+    *(({"num_key_value_heads": value}, "num_key_value_heads") for value in ("2", -1, 0)),
     *(({"head_dim": value}, "head_dim") for value in ("8", 7, True)),
     *(({"max_position_embeddings": value}, "max_position_embeddings") for value in (None, "256", 0)),
     *(({"rms_norm_eps": value}, "rms_norm_eps") for value in (None, "x", -1e-5, math.nan, math.inf)),

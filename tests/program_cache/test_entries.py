@@ -68,6 +68,14 @@ def test_a_damaged_entry_is_deleted_told_of_and_replaced(entries, damage, caplog
     assert entries.get("a") == b"again"
 
 
+def test_an_entry_under_the_name_of_another_is_damaged(entries):
+    entries.put("a", b"of a")
+    file = only_file(entries)
+    file.with_stem("b").write_bytes(file.read_bytes())
+    assert entries.get("b") is None
+    assert entries.get("a") == b"of a"
+
+
 def test_the_least_recently_used_go_first_and_the_limit_holds(entries):
     for number in range(9):
         entries.put(str(number), noise(100_000, number))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
 
 import pytest
 
@@ -109,3 +110,17 @@ def test_only_models_are_overwritten(tmp_path):
     (tmp_path / "home" / "thesis.tex").write_text("precious")
     with pytest.raises(ParameterError, match=r"holds a model and nothing else; it has thesis\.tex"):
         check_target(tmp_path / "home", [], overwrite=True, replaceable=FOLDER)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="whether a process runs is asked on POSIX only")
+def test_what_killed_processes_left_is_cleared_up_and_what_others_write_is_not(tmp_path):
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    write_folder(tmp_path / f"there.{gone.pid}.old", "moved away")
+    (tmp_path / f"there.{gone.pid}.part").write_text("half")
+    (tmp_path / f"there.{os.getppid()}.part").write_text("another's")
+    (tmp_path / "there.1.5.part").write_text("somebody's")
+    with pytest.raises(KeyError):
+        fail_half_way(tmp_path / "there", "folder", KeyError())
+    assert names(tmp_path) == sorted(["there", "there.1.5.part", f"there.{os.getppid()}.part"])
+    assert (tmp_path / "there" / "model.safetensors").read_text() == "moved away"

@@ -172,12 +172,23 @@ AT = "model.layers.0.self_attn.q_proj.weight"
     (lambda tensors: tensors.pop(f"{AT}_shape"), "needs '.*q_proj.weight_shape', two integers"),
     (lambda tensors: tensors.update({f"{AT}_shape": np.array([32, 64])}), r"does not fit '.*weight_shape', \[32, 64\]"),
     (lambda tensors: tensors.update({f"{AT}_packed": np.ones((32, 8), np.int64)}), r"I64 \[32, 8\], which does not"),
+    (lambda tensors: tensors.update({AT: np.ones((32, 32), np.float32)}), "are both there; one is needed"),
 ])
 def test_tensors_that_do_not_fit_together_are_named(tmp_path, change, message):
     path, _ = write_compressed(tmp_path / "m")
     change_tensors(path, change)
     with pytest.raises(CheckpointError, match=message):
         resolve(path)
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_factors_that_are_no_numbers_are_named(tmp_path, number):
+    path, _ = write_compressed(tmp_path / "m")
+    change_tensors(path, lambda tensors: tensors.update({f"{AT}_scale": np.full((32, 1), number, np.float32)}))
+    source = resolve(path)
+    opened = open_model(source, "float32")
+    with pytest.raises(CheckpointError, match=r"q_proj\.weight_scale' holds numbers that are infinite or no numbers"):
+        load_weights(source, opened)
 
 
 def test_zero_points_beside_symmetric_weights_are_unexpected(tmp_path):

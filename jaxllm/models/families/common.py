@@ -62,8 +62,8 @@ def common_fields(hf: HFConfig) -> dict[str, Any]:
         "hidden_size": hidden,
         "num_layers": size(hf, "num_hidden_layers"),
         "num_heads": heads,
-        "num_kv_heads": hf.get("num_key_value_heads") or heads,
-        "head_dim": hf.get("head_dim") or hidden // heads,
+        "num_kv_heads": heads if hf.get("num_key_value_heads") is None else size(hf, "num_key_value_heads"),
+        "head_dim": hidden // heads if hf.get("head_dim") is None else size(hf, "head_dim"),
         "intermediate_size": size(hf, "intermediate_size"),
         "max_position_embeddings": hf.get("max_position_embeddings", 2048),
         "rms_norm_eps": hf.get("rms_norm_eps", 1e-6),
@@ -108,7 +108,8 @@ def full_layers(hf: HFConfig, is_full: Any) -> tuple[int, ...]:
     kinds = hf.get("layer_types")
     if kinds is None:
         return tuple(layer for layer in range(layers) if is_full(layer))
-    if not isinstance(kinds, list) or len(kinds) != layers or not set(kinds) <= set(_KINDS):
+    if not isinstance(kinds, list) or len(kinds) != layers or not all(isinstance(kind, str) and kind in _KINDS
+                                                                       for kind in kinds):
         raise UnsupportedModelError(f"the model's config has layer_types={kinds!r}; a list of {layers} is needed, each "
                                     + " or ".join(_KINDS))
     return tuple(layer for layer, kind in enumerate(kinds) if _KINDS[kind])
