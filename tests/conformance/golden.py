@@ -38,7 +38,8 @@ def assert_golden(item, output):
 
 def assert_leaves_only_at_near_ties(item, output):
     """The first other token is one that was nearly as likely."""
-    pairs = zip(output.outputs[0].token_ids, item["output_ids"], item["top5"], strict=True)
+    found = output.outputs[0].token_ids
+    pairs = zip(found, item["output_ids"][:len(found)], item["top5"][:len(found)], strict=True)
     first = next((recorded for ours, theirs, recorded in pairs if ours != theirs), None)
     if first is not None:
         margin = first[0][1] - first[1][1]

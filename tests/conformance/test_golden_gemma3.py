@@ -48,6 +48,7 @@ def test_float32_gives_the_golden_tokens_and_logprobs():
 @pytest.mark.parametrize("quantization", BOTH)
 def test_bfloat16_leaves_the_golden_tokens_only_at_near_ties(quantization):
     for item, output in zip(GOLDEN, _together(quantization), strict=True):
+        assert len(output.outputs[0].token_ids) == len(item["output_ids"])
         assert_leaves_only_at_near_ties(item, output)
 
 
