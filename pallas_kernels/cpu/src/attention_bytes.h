@@ -1,7 +1,7 @@
 // What attention over a cache of bytes is made of. Queries and weights become whole numbers of 16 bits, weights unsigned
 // ones, each lane's times a factor of its own, whose high and low bytes are operands apart ("planes"). Sums of products
 // of bytes are integers: exact, in any order and on every instruction set.
-// Included by one source per instruction set, through attention_walk.h, and by nothing else.
+// Included by one source per instruction set and kind of cache, through attention_walk.h, and by nothing else.
 #pragma once
 
 #include <math.h>

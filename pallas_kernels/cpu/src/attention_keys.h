@@ -1,5 +1,5 @@
 // Reading a group of keys and values of a tile out of the cache.
-// Included by one source per instruction set, through attention_walk.h, and by nothing else.
+// Included by one source per instruction set and kind of cache, through attention_walk.h, and by nothing else.
 #pragma once
 
 #include "attention_ahead.h"

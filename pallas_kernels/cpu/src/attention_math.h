@@ -1,5 +1,5 @@
 // Arithmetic that the attention of a tile is made of.
-// Included by one source per instruction set, through attention_walk.h, and by nothing else.
+// Included by one source per instruction set and kind of cache, through attention_walk.h, and by nothing else.
 #pragma once
 
 #include <cstdint>
