@@ -12,6 +12,7 @@
 #include "instruction_set.h"
 #include "int8_pool.h"
 #include "parallel.h"
+#include "shapes.h"
 #include "targets.h"
 
 namespace pallas_kernels {
@@ -45,10 +46,6 @@ class Memory {
 };
 
 thread_local Memory tile_memory, state_memory;
-
-bool same(ffi::Span<const int64_t> x, ffi::Span<const int64_t> y) {
-  return std::equal(x.begin(), x.end(), y.begin(), y.end());
-}
 
 // Keys and values, with scales if they are bytes.
 struct Pools {

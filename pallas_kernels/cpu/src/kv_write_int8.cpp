@@ -10,6 +10,7 @@
 #include "parallel.h"
 #include "quantize_head.h"
 #include "rope.h"
+#include "shapes.h"
 #include "targets.h"
 
 namespace pallas_kernels {
@@ -21,10 +22,6 @@ using Float32 = ffi::Buffer<ffi::F32>;
 using Int32 = ffi::Buffer<ffi::S32>;
 
 constexpr int64_t kTokens = 16;  // in a piece of work
-
-bool is(ffi::Span<const int64_t> shape, std::initializer_list<int64_t> expected) {
-  return std::equal(shape.begin(), shape.end(), expected.begin(), expected.end());
-}
 
 struct Int8Pool {
   Int8Pool(const Int8Values& bytes, const Int8Scales& factors)

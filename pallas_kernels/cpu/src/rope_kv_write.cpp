@@ -7,6 +7,7 @@
 #include "instruction_set.h"
 #include "parallel.h"
 #include "rope.h"
+#include "shapes.h"
 #include "targets.h"
 
 namespace pallas_kernels {
@@ -15,10 +16,6 @@ namespace {
 namespace ffi = ::xla::ffi;
 using BFloat16 = ffi::Buffer<ffi::BF16>;
 using Float32 = ffi::Buffer<ffi::F32>;
-
-bool is(ffi::Span<const int64_t> shape, std::initializer_list<int64_t> expected) {
-  return std::equal(shape.begin(), shape.end(), expected.begin(), expected.end());
-}
 
 std::string find_wrong(const BFloat16& k_pool, const BFloat16& v_pool, const BFloat16& qkv, const Float32& cos,
                        const Float32& sin, const ffi::Buffer<ffi::S32>& slots, const BFloat16& k_result,
