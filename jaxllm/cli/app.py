@@ -85,12 +85,17 @@ def _program(
     check_environment()
 
 
-def main() -> None:
-    """Run the program on ``sys.argv``; exits with 0, 1 (an error), 2 (wrong usage) or 130 (Ctrl-C)."""
-    _open_standard_streams()
+def settle_process() -> None:
+    """What holds only for a process that is jaxllm's alone, as the program's is: it is small and starts fast."""
     use_few_heaps()
     own_process()
     trust_sources()
+
+
+def main() -> None:
+    """Run the program on ``sys.argv``; exits with 0, 1 (an error), 2 (wrong usage) or 130 (Ctrl-C)."""
+    _open_standard_streams()
+    settle_process()
     try:
         app(prog_name="jaxllm")
     except SystemExit as end:

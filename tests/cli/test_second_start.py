@@ -20,10 +20,8 @@ import jax
 compiled = []
 jax.monitoring.register_event_duration_secs_listener(
     lambda event, *_, **__: event.endswith("backend_compile_duration") and compiled.append(event))
-from jaxllm.cli.app import app, use_few_heaps
-from jaxllm.program_cache import trust_sources
-use_few_heaps()
-trust_sources()
+from jaxllm.cli.app import app, settle_process
+settle_process()
 try:
     app(prog_name="jaxllm")
 except SystemExit as end:
