@@ -16,8 +16,6 @@ namespace ffi = ::xla::ffi;
 
 int64_t divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-#if defined(__x86_64__)
-
 // How many outputs are a piece of work: few pieces, long enough to be read ahead in, and of those sizes the one by which
 // the thread with the most to do has the least.
 int64_t outputs_per_piece(int64_t outputs, int64_t threads) {
@@ -32,28 +30,23 @@ int64_t outputs_per_piece(int64_t outputs, int64_t threads) {
   return best * kUnit;
 }
 
-void with_tiles(ffi::ThreadPool& pool, const Matmul& m, void* packed) {
-  const auto products = is_plain(m) ? matmul_amx : quantized_matmul_amx;
+void multiply_packed(ffi::ThreadPool& pool, const Matmul& m, void* packed) {
+  const auto pack_rows = PALLAS_KERNELS_CHOSEN(pack_rows);
+  const auto multiply = PALLAS_KERNELS_CHOSEN_OR_TILES(multiply, multiply_amx);
   const int64_t blocks = num_blocks(m);
   if (blocks <= 2) {
-    for (int64_t b = 0; b < blocks; ++b) matmul_amx_pack(m, packed, b);
+    for (int64_t b = 0; b < blocks; ++b) pack_rows(m, packed, b);
   } else {
-    parallel_for(pool, blocks, [&](int64_t b) { matmul_amx_pack(m, packed, b); });
+    parallel_for(pool, blocks, [&](int64_t b) { pack_rows(m, packed, b); });
   }
   const int64_t outputs = outputs_per_piece(m.outputs, std::max<int64_t>(pool.num_threads(), 1));
   const int64_t pieces = divide(m.outputs, outputs);
   parallel_for(pool, pieces * divide(blocks, kBlocksPerCall), [&](int64_t i, int64_t next) {
     const int64_t o = i % pieces * outputs, b = i / pieces * kBlocksPerCall;
-    products(m, packed, o, std::min(o + outputs, m.outputs), b, std::min(b + kBlocksPerCall, blocks),
+    multiply(m, packed, o, std::min(o + outputs, m.outputs), b, std::min(b + kBlocksPerCall, blocks),
              next == kNoPiece ? kNoOutput : next % pieces * outputs);
   });
 }
-
-#else
-
-void with_tiles(ffi::ThreadPool&, const Matmul&, void*) {}  // never called: no other processor has tiles
-
-#endif
 
 int64_t whole_lines(int64_t bytes) { return 64 * divide(bytes, 64); }
 
@@ -105,22 +98,14 @@ ffi::Error compute(const Call& call, Matmul m) {
     std::memset(m.y, 0, call.y.size_bytes());
     return ffi::Error::Success();
   }
-  const bool tiles = instruction_set() == InstructionSet::kAmxBf16, integers = m.kind == GGUFKind::kI8;
-  const int64_t packed_bytes = tiles ? num_blocks(m) * num_steps(integers ? m.inputs / 2 : m.inputs) * 1024 : 0;
+  const bool integers = m.kind == GGUFKind::kI8;
+  const int64_t packed_bytes = num_blocks(m) * num_steps(integers ? m.inputs / 2 : m.inputs) * kStepBytes;
   const int64_t quantized_bytes = code_bytes(m) + scale_bytes(m);
   if (static_cast<int64_t>(call.workspace.element_count()) < quantized_bytes + packed_bytes)
     return call.invalid("the workspace is too small");
   uint8_t* workspace = call.workspace.typed_data();
   if (integers) quantize_tokens(call.pool, m, workspace);
-  if (tiles) {
-    with_tiles(call.pool, m, workspace + quantized_bytes);
-  } else {
-    constexpr int64_t kOutputs = 64;
-    const auto matmul_rows = PALLAS_KERNELS_CHOSEN(matmul_rows);
-    parallel_for(call.pool, divide(m.outputs, kOutputs), [&](int64_t i) {
-      matmul_rows(m, i * kOutputs, std::min((i + 1) * kOutputs, m.outputs));
-    });
-  }
+  multiply_packed(call.pool, m, workspace + quantized_bytes);
   return ffi::Error::Success();
 }
 

@@ -43,29 +43,23 @@ PALLAS_KERNELS_EACH(void quantize_rows(const uint16_t* x, int64_t inputs, int64_
 // Whether rows of w are computed with as they lie in memory.
 constexpr bool is_plain(const Matmul& m) { return m.kind == GGUFKind::kBF16 || m.kind == GGUFKind::kI8; }
 
-// The outputs from first to last, of all tokens.
-PALLAS_KERNELS_EACH(void matmul_rows(const Matmul& m, int64_t first_output, int64_t last_output);)
-
-// Tiles read x in another order: for each block of 16 rows and each step of 32 inputs a tile whose row k holds the
+// Products read x in another order: for each block of 16 rows and each step of 32 inputs a tile whose row k holds the
 // pair of inputs 2k, 2k + 1 of every row; zeros beyond the ends. A row is a token; of I8, one of its two.
-constexpr int64_t kRowsPerBlock = 16, kInputsPerStep = 32, kBlocksPerCall = 32;
+constexpr int64_t kRowsPerBlock = 16, kInputsPerStep = 32, kStepBytes = 1024, kBlocksPerCall = 32;
 
 constexpr int64_t tokens_per_block(const Matmul& m) { return m.kind == GGUFKind::kI8 ? kQuantizedTokens : kRowsPerBlock; }
 constexpr int64_t num_blocks(const Matmul& m) { return (m.tokens + tokens_per_block(m) - 1) / tokens_per_block(m); }
 constexpr int64_t num_steps(int64_t inputs) { return (inputs + kInputsPerStep - 1) / kInputsPerStep; }
 
 // Writes one block of rows of x in that order; packed: the beginning of all blocks, aligned to 64 bytes.
-void matmul_amx_pack(const Matmul& m, void* packed, int64_t block);
+PALLAS_KERNELS_EACH(void pack_rows(const Matmul& m, void* packed, int64_t block);)
 
-// The outputs from first to last, of the blocks from first to last, not more than kBlocksPerCall; outputs
-// begin at multiples of 16. next_output: where the thread will probably go on, or kNoOutput; those rows of w are read
-// ahead.
+// The outputs from first to last, of the blocks from first to last, not more than kBlocksPerCall; outputs begin at
+// multiples of 16. next_output: where the thread will probably go on, or kNoOutput; those rows of w are read ahead.
 constexpr int64_t kNoOutput = -1;
-void matmul_amx(const Matmul& m, const void* packed, int64_t first_output, int64_t last_output, int64_t first_block,
-                int64_t last_block, int64_t next_output);
-
-// The same where rows of w have to be decoded.
-void quantized_matmul_amx(const Matmul& m, const void* packed, int64_t first_output, int64_t last_output,
-                          int64_t first_block, int64_t last_block, int64_t next_output);
+PALLAS_KERNELS_EACH(void multiply(const Matmul& m, const void* packed, int64_t first_output, int64_t last_output,
+                                  int64_t first_block, int64_t last_block, int64_t next_output);)
+void multiply_amx(const Matmul& m, const void* packed, int64_t first_output, int64_t last_output, int64_t first_block,
+                  int64_t last_block, int64_t next_output);
 
 }  // namespace pallas_kernels

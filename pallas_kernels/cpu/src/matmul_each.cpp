@@ -1,86 +1,44 @@
-// Products without tile registers: each element is a dot product of rows, with an accumulator of its own. Rows of w in
-// blocks are decoded first, a few at a time.
+// Products by vectors, and what products need first: x quantized, and x in the order that they read it in.
 #include "flush_denormals.h"
-#include "gate.h"
-#include "gguf_decoders.h"
-#include "matmul.h"
-#include "vectors.h"
-
-#if defined(__AVX512F__)
-#include "matmul_vector_dots.h"
-#else
-#include "matmul_fused_dots.h"
-#endif
+#include "matmul_products.h"
 
 namespace pallas_kernels {
 namespace {
 
-inline void store(const Matmul& m, int64_t t, int64_t o, float value) {
-  const int64_t at = t * m.outputs + o;
-  if (m.y_is_float32)
-    static_cast<float*>(m.y)[at] = value;
-  else
-    static_cast<uint16_t*>(m.y)[at] = rounded(value);
-}
+#if defined(__AVX512F__)
 
-// The sums of high and of low bytes together, times both factors.
-template <int kTokens, int kOutputs>
-void int16_dots(const Matmul& m, const uint16_t* w, int64_t t, int64_t row, float (&sums)[kTokens][kOutputs]) {
-  int32_t high[kTokens][kOutputs], low[kTokens][kOutputs];
-  int8_dots(m, w, high_row(t), high);
-  int8_dots(m, w, low_row(t), low);
-  for (int r = 0; r < kTokens; ++r)
-    for (int c = 0; c < kOutputs; ++c) {
-      const float sum = static_cast<float>(high[r][c]) * 256 + static_cast<float>(low[r][c]);
-      sums[r][c] = sum * m.scale[row + c] * m.x_scale[t + r];
-    }
-}
-
-template <int kTokens, int kOutputs>
-void dots(const Matmul& m, const uint16_t* w, int64_t t, int64_t row, float (&sums)[kTokens][kOutputs]) {
-  if (m.kind == GGUFKind::kI8)
-    int16_dots(m, w, t, row, sums);
-  else
-    bfloat16_dots(m, w, t, sums);
-}
-
-template <int kTokens, int kOutputs>
-void block(const Matmul& m, const uint16_t* w, const uint16_t* up, int64_t t, int64_t o) {
-  float sums[kTokens][kOutputs];
-  dots(m, w, t, o, sums);
-  if (m.gated) {
-    float ups[kTokens][kOutputs];
-    dots(m, up, t, m.outputs + o, ups);
-    for (int r = 0; r < kTokens; ++r)
-      for (int c = 0; c < kOutputs; ++c)
-        sums[r][c] = _mm512_cvtss_f32(gated(m.activation, _mm512_set1_ps(sums[r][c]), _mm512_set1_ps(ups[r][c])));
+// A few tokens: w streams past once, taken from where it lies. Returns the first output that is left.
+template <int kPanels>
+int64_t stream(const Matmul& m, const char* packed, Outputs outputs, int64_t block) {
+  const int64_t steps = m.inputs / kInputsPerStep, count = outputs_of(m, kPanels);
+  alignas(64) float sums[kPanels * 256];
+  int64_t o = outputs.first;
+  for (; o + count <= outputs.last; o += count) {
+    const Rows rows{reinterpret_cast<const char*>(m.w) + o * m.row_bytes, m.row_bytes, 64,
+                    m.gated ? m.outputs * m.row_bytes : kPanel * m.row_bytes, 0};
+    Ahead ahead = ahead_to(m, outputs.after(o, count), 0, kPanels * kPanel, steps, kPanel);
+    dot_few<kPanels>(rows, packed + block * steps * kStepBytes, steps, false, sums, ahead);
+    store<kPanels, 1>(m, sums, o, block);
   }
-  for (int r = 0; r < kTokens; ++r)
-    for (int c = 0; c < kOutputs; ++c) store(m, t + r, o + c, sums[r][c]);
+  return o;
 }
 
-// `count` rows of w from number `row` on in bfloat16: where they lie, or decoded into `scratch`.
-const uint16_t* plain_rows(const Matmul& m, int64_t row, int64_t count, uint16_t* scratch) {
-  const uint8_t* stored = m.w + row * m.row_bytes;
-  if (is_plain(m)) return reinterpret_cast<const uint16_t*>(stored);
-  decoder_of(m.kind)({stored, m.row_bytes, count}, 0, num_steps(m.inputs), reinterpret_cast<char*>(scratch),
-                     {2 * m.inputs, 64}, count * m.row_bytes);
-  return scratch;
+void multiply_bfloat16(const Matmul& m, const char* packed, Outputs outputs, Span blocks) {
+  const bool few = blocks.last - blocks.first == 1 && tokens_in(m, blocks.first) <= kFewRows;
+  if (few && m.inputs % kInputsPerStep == 0) {
+    outputs.first = stream<2>(m, packed, outputs, blocks.first);
+    if (!m.gated) outputs.first = stream<1>(m, packed, outputs, blocks.first);
+  }
+  reuse_all(Copied<BFloat16>(m), m, packed, outputs, blocks);
 }
 
-// All tokens, several at once: of I8 a part of 8, as these lie together.
-template <int kOutputs>
-void rows(const Matmul& m, int64_t o, uint16_t* scratch) {
-  const uint16_t* w = plain_rows(m, o, kOutputs, scratch);
-  const uint16_t* up = m.gated ? plain_rows(m, m.outputs + o, kOutputs, scratch + kOutputs * m.inputs) : nullptr;
-  int64_t t = 0;
-  if (m.kind == GGUFKind::kI8)
-    for (; t + kInt8TokensAtOnce <= m.tokens; t += kInt8TokensAtOnce) block<kInt8TokensAtOnce, kOutputs>(m, w, up, t, o);
-  else
-    for (; t + kTokensAtOnce <= m.tokens; t += kTokensAtOnce) block<kTokensAtOnce, kOutputs>(m, w, up, t, o);
-  for (; t + 2 <= m.tokens; t += 2) block<2, kOutputs>(m, w, up, t, o);
-  for (; t < m.tokens; ++t) block<1, kOutputs>(m, w, up, t, o);
+#else
+
+void multiply_bfloat16(const Matmul& m, const char* packed, Outputs outputs, Span blocks) {
+  reuse_all(Copied<BFloat16>(m), m, packed, outputs, blocks);
 }
+
+#endif
 
 }  // namespace
 
@@ -113,13 +71,33 @@ void INSTRUCTION_SET::quantize_rows(const uint16_t* x, int64_t inputs, int64_t f
   }
 }
 
-void INSTRUCTION_SET::matmul_rows(const Matmul& m, int64_t first_output, int64_t last_output) {
+void INSTRUCTION_SET::pack_rows(const Matmul& m, void* packed, int64_t block) {
+  const int64_t first = block * kRowsPerBlock, count = m.kind == GGUFKind::kI8 ? kRowsPerBlock : tokens_in(m, block);
+  const int64_t steps = num_steps(m.inputs);
+  char* to = static_cast<char*>(packed) + block * steps * kStepBytes;
+  for (int64_t s = 0; s < steps; ++s, to += kStepBytes) {
+    const int64_t input = s * kInputsPerStep, left = m.inputs - input;
+    const uint32_t mask = left >= 32 ? 0xffffffff : (1u << left) - 1;
+    __m512i row[16];
+    for (int64_t i = 0; i < 16; ++i)
+      row[i] = _mm512_maskz_loadu_epi16(i < count ? mask : 0, m.x + (i < count ? (first + i) * m.inputs + input : 0));
+    transpose(row);
+    for (int i = 0; i < 16; ++i) _mm512_store_si512(to + i * 64, row[i]);
+  }
+}
+
+void INSTRUCTION_SET::multiply(const Matmul& m, const void* packed, int64_t first_output, int64_t last_output,
+                               int64_t first_block, int64_t last_block, int64_t next_output) {
   const FlushDenormals flush;
-  uint16_t* scratch = is_plain(m) ? nullptr : new uint16_t[2 * kOutputsAtOnce * m.inputs];
-  int64_t o = first_output;
-  for (; o + kOutputsAtOnce <= last_output; o += kOutputsAtOnce) rows<kOutputsAtOnce>(m, o, scratch);
-  for (; o < last_output; ++o) rows<1>(m, o, scratch);
-  delete[] scratch;
+  const Outputs outputs{first_output, last_output, next_output};
+  const Span blocks{first_block, last_block};
+  const char* x = static_cast<const char*>(packed);
+  if (m.kind == GGUFKind::kI8)
+    reuse_all(Copied<Int8>(m), m, x, outputs, blocks);
+  else if (is_plain(m))
+    multiply_bfloat16(m, x, outputs, blocks);
+  else
+    reuse_all(Decoded(m), m, x, outputs, blocks);
 }
 
 }  // namespace pallas_kernels

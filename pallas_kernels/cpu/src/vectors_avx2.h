@@ -55,7 +55,7 @@ inline Ints widened_bytes_32(const uint8_t* p) {
 inline Ints widened_signed_bytes_32(const uint8_t* p) {
   return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
 }
-// Adds the products of two elements of 16 bits each.
+// Adds the products of both elements of 16 bits of each lane.
 inline Ints add_products_16(Ints sum, Ints a, Ints b) { return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b)); }
 
 using Doubles = __m256d;

@@ -154,6 +154,9 @@ inline __m512i _mm512_maskz_loadu_epi16(uint32_t mask, const uint16_t* p) {
   std::memcpy(&x, p, static_cast<size_t>(__builtin_popcount(mask)) * sizeof(uint16_t));
   return x;
 }
+inline void _mm512_mask_storeu_ps(float* p, unsigned mask, __m512 x) {  // the first bits
+  std::memcpy(p, &x, static_cast<size_t>(__builtin_popcount(mask)) * sizeof(float));
+}
 inline void _mm512_mask_storeu_epi16(uint16_t* p, uint32_t mask, __m512i x) {
   if (mask == 0xffffffff) return _mm512_storeu_si512(p, x);
   std::memcpy(p, &x, static_cast<size_t>(__builtin_popcount(mask)) * sizeof(uint16_t));

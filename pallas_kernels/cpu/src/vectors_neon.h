@@ -78,10 +78,10 @@ inline Ints widened_signed_bytes_32(const uint8_t* p) {
   const auto number = [p](int i) { return static_cast<int8_t>(p[i]); };
   return Ints{number(0), number(1), number(2), number(3)};
 }
-// Adds the products of two elements of 16 bits each.
+// Adds the products of both elements of 16 bits of each lane.
 inline Ints add_products_16(Ints sum, Ints a, Ints b) {
   const int16x8_t x = (int16x8_t)a, y = (int16x8_t)b;
-  return vmlal_high_s16(vmlal_s16(sum, vget_low_s16(x), vget_low_s16(y)), x, y);
+  return vaddq_s32(sum, vpaddq_s32(vmull_s16(vget_low_s16(x), vget_low_s16(y)), vmull_high_s16(x, y)));
 }
 
 using Doubles = float64x2_t;

@@ -1,0 +1,129 @@
+// Products of tiles by vectors: lanes are rows of x, which each number of w multiplies. Every sum has one order, pair of
+// inputs by pair of inputs. Included by matmul_reuse.h, and by nothing else.
+#pragma once
+
+#include <cstring>
+#include <type_traits>
+
+#include "matmul_tiles.h"
+
+namespace pallas_kernels {
+namespace {
+
+// Pairs of bfloat16.
+struct BFloat16 {
+  using Sum = __m512;
+  struct Excess {
+    void add(__m512i) {}
+    Sum taken_from(Sum sum) const { return sum; }
+  };
+  static Sum zero() { return _mm512_setzero_ps(); }
+  static Sum sum_of(__m512i tile) { return _mm512_castsi512_ps(tile); }
+  static __m512i tile_of(Sum sum) { return _mm512_castps_si512(sum); }
+  static __m512i spread(int pair) { return _mm512_set1_epi32(pair); }
+  static Sum add(Sum sum, __m512i x, __m512i w) { return _mm512_dpbf16_ps(sum, (__m512bh)x, (__m512bh)w); }
+};
+
+// Four bytes. Those of w are taken 128 higher, as the instruction wants one operand unsigned; all sums exceed what they
+// should be by the same.
+struct Int8 {
+  using Sum = __m512i;
+  static constexpr int kHigher = static_cast<int>(0x80808080);
+  struct Excess {
+    __m512i sum = _mm512_setzero_si512();
+    void add(__m512i x) { sum = _mm512_dpbusd_epi32(sum, _mm512_set1_epi32(kHigher), x); }
+    Sum taken_from(Sum from) const { return _mm512_sub_epi32(from, sum); }
+  };
+  static Sum zero() { return _mm512_setzero_si512(); }
+  static Sum sum_of(__m512i tile) { return tile; }
+  static __m512i tile_of(Sum sum) { return sum; }
+  static __m512i spread(int four) { return _mm512_set1_epi32(four ^ kHigher); }
+  static Sum add(Sum sum, __m512i x, __m512i w) { return _mm512_dpbusd_epi32(sum, w, x); }
+};
+
+constexpr int64_t kFewRows = 8;
+constexpr int64_t kSliceSteps = 18;  // two panels of it stay in the first-level cache
+
+inline int number_at(const char* p) {
+  int number;
+  std::memcpy(&number, p, sizeof number);
+  return number;
+}
+
+// The products of some panels with the first few rows of a block, of which no others count: here lanes are outputs, as
+// there are more of these. Sums are the same to the bit.
+template <int kPanels>
+inline void dot_few(const Rows& rows, const char* tokens, int64_t steps, bool add, float* sums, Ahead& ahead) {
+  for (int p = 0; p < kPanels; ++p) {
+    float* at = sums + p * 256;
+    __m512i tile[16];
+    BFloat16::Sum sum[kFewRows];
+    if (add) {
+      for (int i = 0; i < 16; ++i) tile[i] = _mm512_load_si512(at + i * 16);
+      transpose(tile);
+    }
+    for (int t = 0; t < kFewRows; ++t) sum[t] = add ? BFloat16::sum_of(tile[t]) : BFloat16::zero();
+    for (int64_t s = 0; s < steps; ++s) {
+      const char *w = rows.tile(p, s), *x = tokens + s * kStepBytes;
+      for (int i = 0; i < 16; ++i) tile[i] = _mm512_loadu_si512(w + i * rows.row_bytes);
+      transpose(tile);
+      for (int k = 0; k < 16; ++k)
+        for (int t = 0; t < kFewRows; ++t)
+          sum[t] = BFloat16::add(sum[t], _mm512_set1_epi32(number_at(x + k * 64 + t * 4)), tile[k]);
+      ahead.step();
+    }
+    for (int i = 0; i < 16; ++i) tile[i] = i < kFewRows ? BFloat16::tile_of(sum[i]) : _mm512_setzero_si512();
+    transpose(tile);
+    for (int i = 0; i < 16; ++i) _mm512_store_si512(at + i * 16, tile[i]);
+  }
+}
+
+// The products of some panels, copied step by step, with some blocks of tokens, block_bytes apart, over some steps: sums,
+// as tiles one after the other, are added to or begun.
+template <typename Numbers, int kPanels, int kBlocks>
+inline void dot(const Rows& rows, const char* tokens, int64_t block_bytes, int64_t steps, bool add, float* sums,
+                Ahead& ahead) {
+  constexpr int kOutputs = kBlocks == 1 ? 16 : 8;
+  for (int part = 0; part < kPanels * 16 / kOutputs; ++part) {
+    const int panel = part * kOutputs / 16, output = part * kOutputs % 16;
+    const char *w = rows.tile(panel, 0) + output * 64, *x = tokens;
+    float* at = sums + panel * kBlocks * 256 + output * 16;
+    typename Numbers::Sum sum[kOutputs][kBlocks];
+    typename Numbers::Excess excess[kBlocks];
+    for (int b = 0; b < kBlocks; ++b)
+      for (int o = 0; o < kOutputs; ++o)
+        sum[o][b] = add ? Numbers::sum_of(_mm512_load_si512(at + b * 256 + o * 16)) : Numbers::zero();
+    for (int64_t s = 0; s < steps; ++s, w += kStepBytes, x += kStepBytes) {
+#pragma GCC unroll 4
+      for (int k = 0; k < 16; ++k) {
+        __m512i pairs[kBlocks];
+        for (int b = 0; b < kBlocks; ++b) {
+          pairs[b] = _mm512_load_si512(x + b * block_bytes + k * 64);
+          excess[b].add(pairs[b]);
+        }
+        for (int o = 0; o < kOutputs; ++o) {
+          const __m512i number = Numbers::spread(number_at(w + o * 64 + k * 4));
+          for (int b = 0; b < kBlocks; ++b) sum[o][b] = Numbers::add(sum[o][b], pairs[b], number);
+        }
+      }
+      if (output == 0) ahead.step();
+    }
+    for (int b = 0; b < kBlocks; ++b)
+      for (int o = 0; o < kOutputs; ++o)
+        _mm512_store_si512(at + b * 256 + o * 16, Numbers::tile_of(excess[b].taken_from(sum[o][b])));
+  }
+}
+
+// Of one block, of which so many rows count.
+template <typename Numbers, int kPanels>
+inline void dot_one(const Rows& rows, const char* tokens, int64_t count, int64_t steps, bool add, float* sums, Ahead& ahead) {
+  if constexpr (std::is_same_v<Numbers, BFloat16>)
+    if (count <= kFewRows) return dot_few<kPanels>(rows, tokens, steps, add, sums, ahead);
+  dot<Numbers, kPanels, 1>(rows, tokens, 0, steps, add, sums, ahead);
+}
+
+// How often the products of some panels ask for what lies ahead in each step.
+constexpr int64_t times_ahead(int64_t panels) { return panels; }
+
+}  // namespace
+}  // namespace pallas_kernels
