@@ -2,7 +2,9 @@
 // are there only as emulators: test_emulated_bits.py.
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <vector>
 
 #include "attention_plan.h"
@@ -47,6 +49,13 @@ void show(const char* name, const std::vector<Number>& numbers) {
   std::printf("%s %016llx\n", name, static_cast<unsigned long long>(hash));
 }
 
+void multiply(const Matmul& m) {
+  const int64_t blocks = num_blocks(m), bytes = blocks * num_steps(m.inputs) * kStepBytes;
+  const std::unique_ptr<char, decltype(&std::free)> packed(static_cast<char*>(std::aligned_alloc(64, bytes)), std::free);
+  for (int64_t b = 0; b < blocks; ++b) INSTRUCTION_SET::pack_rows(m, packed.get(), b);
+  INSTRUCTION_SET::multiply(m, packed.get(), 0, m.outputs, 0, blocks, kNoOutput);
+}
+
 void products() {
   constexpr int64_t kTokens = 11, kOutputs = 21;
   for (const int64_t inputs : {1, 70, 576}) {
@@ -56,7 +65,7 @@ void products() {
       Matmul m{};
       m.x = x.data(), m.w = reinterpret_cast<const uint8_t*>(w.data()), m.row_bytes = 2 * inputs, m.kind = GGUFKind::kBF16;
       m.y = y.data(), m.gated = gated, m.tokens = kTokens, m.inputs = inputs, m.outputs = kOutputs;
-      INSTRUCTION_SET::matmul_rows(m, 0, kOutputs);
+      multiply(m);
       show(gated ? "gated_matmul" : "matmul", y);
     }
   }
@@ -81,7 +90,7 @@ void quantized() {
     Matmul m{};
     m.x = x.data(), m.w = w.data(), m.row_bytes = blocks * block_of(kind).bytes, m.kind = kind;
     m.y = y.data(), m.y_is_float32 = true, m.tokens = kTokens, m.inputs = kInputs, m.outputs = kOutputs;
-    INSTRUCTION_SET::matmul_rows(m, 0, kOutputs);
+    multiply(m);
     show("quantized_matmul", y);
     std::vector<uint16_t> decoded(kInputs * kOutputs);
     INSTRUCTION_SET::decode_gguf(static_cast<int>(kind), w.data(), blocks * kOutputs, decoded.data(), true);
@@ -96,7 +105,7 @@ void quantized() {
   m.x = reinterpret_cast<const uint16_t*>(codes.data()), m.w = w.data(), m.row_bytes = kInputs, m.kind = GGUFKind::kI8;
   m.scale = scale.data(), m.x_scale = x_scale.data(), m.y = y.data(), m.y_is_float32 = true;
   m.tokens = kTokens, m.inputs = kInputs / 2, m.outputs = kOutputs;
-  INSTRUCTION_SET::matmul_rows(m, 0, kOutputs);
+  multiply(m);
   show("int8_matmul", y);
 }
 

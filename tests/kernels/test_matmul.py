@@ -143,11 +143,10 @@ def test_the_library_checks_shapes_itself(shapes, message):
 
 @needs_native
 def test_a_small_workspace_or_another_dtype_is_refused():
-    if "amx_bf16" in cpu.instruction_sets():
-        call = jax.ffi.ffi_call("pallas_kernels_matmul_v1", (jax.ShapeDtypeStruct((17, 16), jnp.float32),
-                                                             jax.ShapeDtypeStruct((1024,), jnp.uint8)))
-        with pytest.raises(jax.errors.JaxRuntimeError, match="workspace is too small"):
-            jax.block_until_ready(call(jnp.zeros((17, 32), jnp.bfloat16), jnp.zeros((16, 32), jnp.bfloat16)))
+    call = jax.ffi.ffi_call("pallas_kernels_matmul_v1", (jax.ShapeDtypeStruct((17, 16), jnp.float32),
+                                                         jax.ShapeDtypeStruct((1024,), jnp.uint8)))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="workspace is too small"):
+        jax.block_until_ready(call(jnp.zeros((17, 32), jnp.bfloat16), jnp.zeros((16, 32), jnp.bfloat16)))
     call = jax.ffi.ffi_call("pallas_kernels_matmul_v1", (jax.ShapeDtypeStruct((8, 16), jnp.float16),
                                                          jax.ShapeDtypeStruct((1024,), jnp.uint8)))
     with pytest.raises(jax.errors.JaxRuntimeError, match="bfloat16 or float32"):

@@ -251,8 +251,6 @@ def test_i8_of_any_number_of_inputs_is_left_to_xla():
     ((6, 18), 0, (4, 6), 2, 1023, "the workspace is too small"),
 ])
 def test_the_library_checks_shapes_itself(weight, scale, y, kind, workspace, message):
-    if "workspace" in message and cpu.instruction_set() != "amx_bf16":
-        pytest.skip("only tiles need one")
     call = jax.ffi.ffi_call("pallas_kernels_quantized_matmul_v1", (
         jax.ShapeDtypeStruct(y, jnp.bfloat16), jax.ShapeDtypeStruct((workspace,), jnp.uint8)))
     with pytest.raises(jax.errors.JaxRuntimeError, match=message):

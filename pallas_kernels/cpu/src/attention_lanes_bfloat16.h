@@ -16,6 +16,7 @@ class BFloat16Lanes : public Lanes<BFloat16Walk<Dot, BFloat16Lanes<Dot>>> {
 
  public:
   using Walk::Walk;
+  static constexpr bool kScoresByRow = false;
 
   // Left operands of the weighted values: per 32 keys and 16 dims [dim, key], zero for keys outside [low, high).
   void pack(int64_t start, int64_t low, int64_t high) {

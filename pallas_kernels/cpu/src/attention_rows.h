@@ -133,7 +133,11 @@ class Rows : public Walk {
     for (auto& x : top) x = _mm512_set1_ps(-INFINITY);
     for (int64_t tile = 2 * seen.first_chunk; tile < 2 * seen.end_chunk; ++tile) {
       __m512 scores[4];
-      turn(this->template at<float>(layout_.scores) + tile * kResult + lane, scores);
+      const float* from = this->template at<float>(layout_.scores) + tile * kResult;
+      if constexpr (Walk::Derived::kScoresByRow)
+        for (int i = 0; i < kCount; ++i) scores[i] = _mm512_load_ps(from + (lane + i) * 16);
+      else
+        turn(from + lane, scores);
       for (int i = 0; i < kCount; ++i) {
         if (a_.soft_cap > 0) scores[i] = tanh(_mm512_mul_ps(scores[i], _mm512_set1_ps(a_.scale / a_.soft_cap)));
         if (!seen.whole) scores[i] = hide(lane + i, start + tile * kKeyTile, scores[i]);

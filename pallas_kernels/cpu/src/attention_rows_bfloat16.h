@@ -16,6 +16,7 @@ class BFloat16Rows : public Rows<BFloat16Walk<Dot, BFloat16Rows<Dot>>> {
 
  public:
   using Walk::Walk;
+  static constexpr bool kScoresByRow = Dot::kScoresByRow;
 
   // Of the values in a state, where a dim of a lane is: [pair of tiles of 32 dims, lane, 16], as pair_values orders them.
   int64_t index_of(int64_t lane, int64_t i) const {

@@ -16,6 +16,7 @@ class ByteRows : public Rows<ByteWalk<Dot, ByteRows<Dot>>> {
 
  public:
   using Walk::Walk;
+  static constexpr bool kScoresByRow = false;
 
   // Of the values in a state, where a dim of a lane is: [tile, lane, 16], as interleave orders them.
   int64_t index_of(int64_t lane, int64_t i) const {

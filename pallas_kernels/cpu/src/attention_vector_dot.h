@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "attention_layout.h"
+#include "transpose.h"
 #include "vectors.h"
 
 namespace pallas_kernels {
@@ -40,6 +41,32 @@ struct VectorDot {
       for (int64_t step = 0; step < steps; ++step) add(keys[tile] + 32 * step, stride, q + step * kTile, c);
       for (int i = 0; i < 16; ++i) _mm512_store_ps(to + 16 * i, c[i]);
     }
+  }
+
+  // Of some rows of q, by lanes that are keys: [row, key] for each tile. For fewer rows than a tile has.
+  static constexpr bool kScoresByRow = true;
+
+  static void row_scores(const uint16_t* const* keys, int64_t tiles, int64_t stride, const uint16_t* q, int64_t steps,
+                         int rows, float* to) {
+    for (int64_t tile = 0; tile < tiles; ++tile, to += kResult)
+      for (int row = 0; row < rows; row += 4) four_row_scores(keys[tile], stride, q + 2 * row, steps, to + 16 * row);
+  }
+
+  static void four_row_scores(const uint16_t* keys, int64_t stride, const uint16_t* q, int64_t steps, float* to) {
+    __m512 c[4];
+    for (auto& row : c) row = _mm512_setzero_ps();
+    for (int64_t step = 0; step < steps; ++step, keys += 32, q += kTile) {
+      __m512i pairs[16];
+      for (int i = 0; i < 16; ++i) pairs[i] = _mm512_loadu_si512(keys + i * stride);
+      transpose(pairs);
+      for (int k = 0; k < 16; ++k)
+        for (int i = 0; i < 4; ++i) {
+          int32_t pair;
+          memcpy(&pair, q + 32 * k + 2 * i, sizeof pair);
+          c[i] = _mm512_dpbf16_ps(c[i], (__m512bh)pairs[k], (__m512bh)_mm512_set1_epi32(pair));
+        }
+    }
+    for (int i = 0; i < 4; ++i) _mm512_store_ps(to + 16 * i, c[i]);
   }
 
   static constexpr int64_t kMostSums = kLargestHeadDim / 16;

@@ -1,8 +1,8 @@
 // The walk of a tile's queries over its keys. How these are multiplied is the Cache's: BFloat16Walk's or ByteWalk's. What
 // is made of a group of keys, and what is known of the queries, is in Rows or Lanes; `Self` is derived from both.
 //
-// Scores are [key, query], as keys come straight from the pool as the left operand. Both forms compute the same bits:
-// weights are summed over a chunk in one tree, and weighted values in pairs of the keys i and 16 + i.
+// Scores are [key, query], as keys come straight from the pool as the left operand, or [query, key] in Rows whose Self says
+// so (kScoresByRow). Both forms compute the same bits: weights are summed over a chunk in one tree, and weighted values in pairs of the keys i and 16 + i.
 #pragma once
 
 #include <math.h>
@@ -53,6 +53,7 @@ class TileWalk : protected GroupOfKeys<Cache> {
   }
 
  protected:
+  using Derived = Self;
   using Keys::a_, Keys::tile_, Keys::num_lanes_, Keys::layout_, Keys::keys_, Keys::key_stride_;
   using Keys::min, Keys::max;
 

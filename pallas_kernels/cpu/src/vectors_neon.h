@@ -66,7 +66,7 @@ inline unsigned _mm_cmp_ps_mask(__m128 a, __m128 b, int) {  // _CMP_NEQ_UQ, the 
 
 enum { _CMP_EQ_OQ, _CMP_LT_OQ, _CMP_GT_OQ, _CMP_GE_OQ, _CMP_NEQ_UQ };
 enum { _MM_FROUND_TO_NEAREST_INT, _MM_MANT_NORM_p75_1p5, _MM_MANT_SIGN_src };
-enum { _MM_HINT_T1 = 2 };
+enum { _MM_HINT_T1 = 2, _MM_HINT_T0 = 3 };
 inline void _mm_prefetch(const void* p, int) { __builtin_prefetch(p, 0, 2); }
 using __mmask8 = uint8_t;
 using __mmask32 = uint32_t;
