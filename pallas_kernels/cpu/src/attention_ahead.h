@@ -1,8 +1,8 @@
 // Reading keys and values before they are needed.
 #pragma once
 
+#include "ahead.h"
 #include "attention.h"
-#include "vectors.h"
 
 namespace pallas_kernels {
 namespace {
@@ -44,15 +44,6 @@ class ReadAhead {
   struct Place {
     int64_t at = 0, lines = 0;
   };
-
-  // Into the second-level cache on processors with AMX, else into the first: what was found to be faster.
-  static void ask(const void* p) {
-#if defined(__AMX_TILE__)
-    _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1);
-#else
-    _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0);
-#endif
-  }
 
   // The lines in the next block, if there are any.
   bool find(Place& place) {

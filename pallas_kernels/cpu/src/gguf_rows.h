@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "ahead.h"
 #include "gguf_layout.h"
 #include "gguf_numbers.h"
 #include "vectors.h"
@@ -26,8 +27,6 @@ inline uint32_t load_4(const uint8_t* p) {
 inline __m128i load_16(const uint8_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
 
 inline __m256i load_32(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
-
-inline void ask(const uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1); }
 
 inline __m512i to_bfloat16(__m512 low, __m512 high) { return (__m512i)_mm512_cvtne2ps_pbh(high, low); }
 

@@ -3,6 +3,7 @@
 // Included by sources that are compiled for one instruction set, and by nothing else.
 #pragma once
 
+#include "ahead.h"
 #include "gate.h"
 #include "matmul.h"
 #include "transpose.h"
@@ -104,7 +105,7 @@ struct Ahead {
     const int64_t count = whole ? kLines : 1;
     for (due += lines_per_step; due >= count; due -= count) {
       const char* at = row + place * place_bytes + line * 64;
-      whole ? ask<kLines>(at) : ask<1>(at);
+      whole ? ask_lines<kLines>(at) : ask_lines<1>(at);
       if (++place < kPlaces) continue;
       place = 0, line += count;
       if (line >= lines_per_row) line = 0, row += row_bytes;
@@ -112,10 +113,10 @@ struct Ahead {
   }
 
   template <int64_t kCount>
-  void ask(const char* at) const {
-    for (int64_t i = 0; i < kCount; ++i) _mm_prefetch(at + i * 64, _MM_HINT_T1);
+  void ask_lines(const char* at) const {
+    for (int64_t i = 0; i < kCount; ++i) ask(at + i * 64);
     if (!up_bytes) return;
-    for (int64_t i = 0; i < kCount; ++i) _mm_prefetch(at + up_bytes + i * 64, _MM_HINT_T1);
+    for (int64_t i = 0; i < kCount; ++i) ask(at + up_bytes + i * 64);
   }
 
   const char* row;
