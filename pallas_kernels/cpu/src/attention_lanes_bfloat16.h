@@ -20,6 +20,7 @@ class BFloat16Lanes : public Lanes<BFloat16Walk<Dot, BFloat16Lanes<Dot>>> {
 
   // Left operands of the weighted values: per 32 keys and 16 dims [dim, key], zero for keys outside [low, high).
   void pack(int64_t start, int64_t low, int64_t high) {
+    if constexpr (Dot::kKeysByStep) copy_keys(start, low, high);
     for (int64_t chunk = 0; chunk < kGroup / kChunk; ++chunk) {
       const int64_t position = start + chunk * kChunk;
       if (position + kChunk <= low || position >= high) continue;
@@ -38,32 +39,65 @@ class BFloat16Lanes : public Lanes<BFloat16Walk<Dot, BFloat16Lanes<Dot>>> {
   // Adds the values of keys with these scores.
   void add_values(int64_t t, const Seen& seen, const Seen& seen_next, Weights& weights, const State& state) {
     float* scores = scores_of(t);
-    const int64_t tiles = a_.head_dim / 16, at_once = this->min(tiles, Dot::kMostSums);
+    const int64_t tiles = a_.head_dim / 16;
     uint16_t* to = this->template at<uint16_t>(layout_.weights);
     const uint16_t* values = this->template at<uint16_t>(layout_.values);
-    Dot::load_sums(state.values, at_once);
-    for (int64_t chunk = 0; chunk <= kGroup / kChunk; ++chunk) {
-      this->add_scores(t + 1, seen_next, chunk, chunk + 1, scores_of(t + 1));
-      if (chunk > seen.first_chunk && chunk <= seen.end_chunk)
-        Dot::add_values(values + (chunk - 1) * tiles * kTile, at_once, to + (chunk - 1) * kTile, state.values);
-      if (chunk >= seen.first_chunk && chunk < seen.end_chunk)
-        this->weigh(scores + chunk * kChunk * kLanes, weights, [=](int i, __m512 x, __m512 y) {
-          _mm512_store_si512(to + chunk * kTile + i * 2 * kLanes, round_to_pairs(x, y));
-        });
-    }
-    Dot::store_sums(state.values, at_once);
-    for (int64_t first = at_once; first < tiles; first += at_once) {
-      const int64_t count = this->min(tiles - first, at_once);
-      float* sums = state.values + first * kResult;
-      Dot::load_sums(sums, count);
-      for (int64_t chunk = seen.first_chunk; chunk < seen.end_chunk; ++chunk)
-        Dot::add_values(values + (chunk * tiles + first) * kTile, count, to + chunk * kTile, sums);
-      Dot::store_sums(sums, count);
+    const auto weigh_chunk = [&](int64_t chunk) {
+      this->weigh(scores + chunk * kChunk * kLanes, weights, [=](int i, __m512 x, __m512 y) {
+        _mm512_store_si512(to + chunk * kTile + i * 2 * kLanes, round_to_pairs(x, y));
+      });
+    };
+    if constexpr (Dot::kValuesLast) {
+      this->add_scores(t + 1, seen_next, 0, kGroup / kChunk, scores_of(t + 1));
+      for (int64_t chunk = seen.first_chunk; chunk < seen.end_chunk; ++chunk) weigh_chunk(chunk);
+      Dot::add_chunks(values, tiles, to, seen.first_chunk, seen.end_chunk, state.values);
+    } else {
+      add_values_between(t, seen, seen_next, weigh_chunk, state.values);
     }
     _mm512_store_ps(state.total, _mm512_add_ps(_mm512_load_ps(state.total), weights.sum));
   }
 
  private:
+  // While chunks are weighed: the values of those before, and scores of the next queries.
+  template <typename Weigh>
+  void add_values_between(int64_t t, const Seen& seen, const Seen& seen_next, const Weigh& weigh_chunk, float* all) {
+    const int64_t tiles = a_.head_dim / 16, at_once = this->min(tiles, Dot::kMostSums);
+    const uint16_t *to = this->template at<uint16_t>(layout_.weights), *values = this->template at<uint16_t>(layout_.values);
+    Dot::load_sums(all, at_once);
+    for (int64_t chunk = 0; chunk <= kGroup / kChunk; ++chunk) {
+      this->add_scores(t + 1, seen_next, chunk, chunk + 1, scores_of(t + 1));
+      if (chunk > seen.first_chunk && chunk <= seen.end_chunk)
+        Dot::add_values(values + (chunk - 1) * tiles * kTile, at_once, to + (chunk - 1) * kTile, all);
+      if (chunk >= seen.first_chunk && chunk < seen.end_chunk)
+        weigh_chunk(chunk);
+    }
+    Dot::store_sums(all, at_once);
+    for (int64_t first = at_once; first < tiles; first += at_once) {
+      const int64_t count = this->min(tiles - first, at_once);
+      float* sums = all + first * kResult;
+      Dot::load_sums(sums, count);
+      for (int64_t chunk = seen.first_chunk; chunk < seen.end_chunk; ++chunk)
+        Dot::add_values(values + (chunk * tiles + first) * kTile, count, to + chunk * kTile, sums);
+      Dot::store_sums(sums, count);
+    }
+  }
+
+  // Keys that lie in the pool, step by step.
+  void copy_keys(int64_t start, int64_t low, int64_t high) {
+    uint16_t* to = this->template at<uint16_t>(layout_.keys);
+    const int64_t stride = this->key_stride_, first = (low - start) / kKeyTile;
+    if (this->keys_[first] == to + first * kKeyTile * stride) return;  // copied already, by rows
+    for (int64_t tile = first; tile * kKeyTile < high - start; ++tile) {
+      const uint16_t* from = this->keys_[tile];
+      uint16_t* at = to + tile * kKeyTile * stride;
+      this->keys_[tile] = at;
+      for (int64_t step = 0; step < layout_.steps; ++step, at += kTile)
+        for (int i = 0; i < kKeyTile; ++i)
+          _mm512_store_si512(at + 32 * i, _mm512_loadu_si512(from + i * stride + 32 * step));
+    }
+    this->key_stride_ = 32;
+  }
+
   template <bool kWhole>
   void pack_values(const uint16_t* const* rows, int64_t step, uint16_t* to) {
     const __mmask32 mask = this->dims_from(step);

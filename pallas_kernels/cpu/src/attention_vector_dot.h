@@ -33,13 +33,30 @@ struct VectorDot {
     for (int i = 0; i < kRows; ++i) _mm512_store_ps(sums + 16 * i, c[i]);
   }
 
+  // Rows of keys are `stride` numbers apart; those of a step one after the other if that is 32.
   static void scores(const uint16_t* const* keys, int64_t tiles, int64_t stride, const uint16_t* q, int64_t steps,
                      float* to) {
     for (int64_t tile = 0; tile < tiles; ++tile, to += kResult) {
       __m512 c[16];
       for (auto& row : c) row = _mm512_setzero_ps();
-      for (int64_t step = 0; step < steps; ++step) add(keys[tile] + 32 * step, stride, q + step * kTile, c);
+      if (stride == 32)
+        for (int64_t step = 0; step < steps; ++step) add(keys[tile] + step * kTile, 32, q + step * kTile, c);
+      else
+        for (int64_t step = 0; step < steps; ++step) add(keys[tile] + 32 * step, stride, q + step * kTile, c);
       for (int i = 0; i < 16; ++i) _mm512_store_ps(to + 16 * i, c[i]);
+    }
+  }
+  static constexpr bool kKeysByStep = true, kValuesLast = true;
+
+  // Adds the values of the chunks [first, end), each of so many tiles.
+  static void add_chunks(const uint16_t* values, int64_t tiles, const uint16_t* weights, int64_t first, int64_t end,
+                         float* sums) {
+    for (int64_t tile = 0; tile < tiles; ++tile, sums += kResult) {
+      __m512 c[16];
+      for (int i = 0; i < 16; ++i) c[i] = _mm512_load_ps(sums + 16 * i);
+      for (int64_t chunk = first; chunk < end; ++chunk)
+        add(values + (chunk * tiles + tile) * kTile, 32, weights + chunk * kTile, c);
+      for (int i = 0; i < 16; ++i) _mm512_store_ps(sums + 16 * i, c[i]);
     }
   }
 
@@ -73,10 +90,6 @@ struct VectorDot {
 
   static void load_sums(const float*, int64_t) {}
   static void store_sums(float*, int64_t) {}
-
-  static void add_values(const uint16_t* values, int64_t count, const uint16_t* weights, float* sums) {
-    for (int64_t tile = 0; tile < count; ++tile) add_to<16>(values + tile * kTile, weights, sums + tile * kResult);
-  }
 
   // weights: [query, key]; values: tiles of [key, dim, 2].
   static void add_rows(const uint16_t* weights, int queries, const uint16_t* values, int64_t count, float* sums) {
