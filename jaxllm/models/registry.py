@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from jaxllm.errors import UnsupportedModelError
 from jaxllm.models.config import DecoderConfig
-from jaxllm.models.families import gemma, granite, llama, mistral, olmo, phi3, qwen, seed_oss, smollm3
-from jaxllm.models.families.common import HFConfig, Names, ignored_tensors, weight_map
+from jaxllm.models.families import (
+    gemma,
+    granite,
+    llama,
+    mistral,
+    olmo,
+    phi3,
+    qwen,
+    seed_oss,
+    smollm3,
+)
+from jaxllm.models.families.common import HFConfig
+from jaxllm.models.families.names import Aliases, Names, ignored_tensors, weight_map, with_aliases
+from jaxllm.models.model import Model
+from jaxllm.weights.spec import Piece
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,18 +30,21 @@ class Family:
     """What a family file provides.
 
     variants: the published models that it serves. architectures: of ``config.json``. decoder_config: its translation.
-    names: of the weights.
+    names: of the weights, or what gives them for a config. aliases: other names that checkpoints use.
     """
 
     name: str
     variants: str
     architectures: tuple[str, ...]
     decoder_config: Callable[[HFConfig], DecoderConfig]
-    names: Names
+    names: Names | Callable[[DecoderConfig], Names]
+    aliases: Aliases = ()
 
-    def weight_map(self, config: DecoderConfig) -> dict[str, tuple[str, ...]]:
-        """For each parameter, the checkpoint tensors that make it up, stacked along their first axis."""
-        return weight_map(self.names, config)
+    def weight_map(self, model: Model, stored: Collection[str] = ()) -> dict[str, tuple[Piece, ...]]:
+        """For each parameter, the checkpoint tensors that make it up, stacked along their first axis. stored: the names
+        of those that there are, which decide where a tensor has several."""
+        names = self.names(model.config) if callable(self.names) else self.names
+        return with_aliases(weight_map(names, model.config, model.specs), self.aliases, stored)
 
     def ignored_tensors(self, config: DecoderConfig) -> tuple[str, ...]:
         """Patterns of checkpoint tensors that hold nothing the config and the other tensors do not say."""
@@ -44,8 +60,8 @@ FAMILIES = (
     Family("gemma2", "Gemma 2", gemma.GEMMA2_ARCHITECTURES, gemma.gemma2_config, gemma.GEMMA2_NAMES),
     Family("gemma3", "Gemma 3, text", gemma.GEMMA3_ARCHITECTURES, gemma.gemma3_config, gemma.GEMMA3_NAMES),
     Family("granite", "Granite 3, dense", granite.ARCHITECTURES, granite.decoder_config, granite.NAMES),
-    Family("olmo2", "OLMo 2", olmo.ARCHITECTURES, olmo.decoder_config, olmo.NAMES),
-    Family("phi3", "Phi-3 with 4k tokens, Phi-4", phi3.ARCHITECTURES, phi3.decoder_config, phi3.NAMES),
+    Family("olmo2", "OLMo 2", olmo.OLMO2_ARCHITECTURES, olmo.olmo2_config, olmo.NAMES),
+    Family("phi3", "Phi-3, Phi-3.5 mini, Phi-4, Phi-4 mini", phi3.ARCHITECTURES, phi3.decoder_config, phi3.NAMES),
     Family("seed_oss", "Seed-OSS", seed_oss.ARCHITECTURES, seed_oss.decoder_config, seed_oss.NAMES),
     Family("smollm3", "SmolLM3", smollm3.ARCHITECTURES, smollm3.decoder_config, smollm3.NAMES),
 )

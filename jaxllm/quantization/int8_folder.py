@@ -46,10 +46,10 @@ def write_int8_folder(source: ModelSource, target: Path, *, overwrite: bool = Fa
     """
     check_target(target, [source.path], overwrite=overwrite, replaceable=REPLACEABLE)
     opened = open_model(source, "float32", quantization="none")
-    plan = opened.family.weight_map(opened.model.config)
-    matrices = {name for path, names in plan.items() for name in names
+    plan = opened.family.weight_map(opened.model, source.tensors)
+    matrices = {piece.name for path, pieces in plan.items() for piece in pieces
                 if len(opened.model.specs[path].shape) == 2 and path not in ("embedding.weight", "head.weight")}
-    names = [name for names in plan.values() for name in names]
+    names = [piece.name for pieces in plan.values() for piece in pieces]
     tensors: list[NewTensor] = []
     for name in names:
         tensors += _Int8Matrix(source, name, progress).tensors if name in matrices else [_plain(source, name, progress)]
