@@ -18,6 +18,7 @@ from jaxllm.models.families import (
     qwen,
     seed_oss,
     smollm3,
+    stablelm,
 )
 from jaxllm.models.families.common import HFConfig
 from jaxllm.models.families.names import Aliases, Names, ignored_tensors, weight_map, with_aliases
@@ -64,6 +65,7 @@ FAMILIES = (
     Family("phi3", "Phi-3, Phi-3.5 mini, Phi-4, Phi-4 mini", phi3.ARCHITECTURES, phi3.decoder_config, phi3.NAMES),
     Family("seed_oss", "Seed-OSS", seed_oss.ARCHITECTURES, seed_oss.decoder_config, seed_oss.NAMES),
     Family("smollm3", "SmolLM3", smollm3.ARCHITECTURES, smollm3.decoder_config, smollm3.NAMES),
+    Family("stablelm", "StableLM, StableLM 2", stablelm.ARCHITECTURES, stablelm.decoder_config, stablelm.names),
 )
 
 
