@@ -19,6 +19,7 @@ from jaxllm.models.families import (
     seed_oss,
     smollm3,
     stablelm,
+    starcoder2,
 )
 from jaxllm.models.families.common import HFConfig
 from jaxllm.models.families.names import Aliases, Names, ignored_tensors, weight_map, with_aliases
@@ -66,6 +67,7 @@ FAMILIES = (
     Family("seed_oss", "Seed-OSS", seed_oss.ARCHITECTURES, seed_oss.decoder_config, seed_oss.NAMES),
     Family("smollm3", "SmolLM3", smollm3.ARCHITECTURES, smollm3.decoder_config, smollm3.NAMES),
     Family("stablelm", "StableLM, StableLM 2", stablelm.ARCHITECTURES, stablelm.decoder_config, stablelm.names),
+    Family("starcoder2", "StarCoder 2", starcoder2.ARCHITECTURES, starcoder2.decoder_config, starcoder2.NAMES),
 )
 
 
