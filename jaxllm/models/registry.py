@@ -10,6 +10,7 @@ from jaxllm.errors import UnsupportedModelError
 from jaxllm.models.config import DecoderConfig
 from jaxllm.models.families import (
     gemma,
+    gpt_neox,
     granite,
     llama,
     mistral,
@@ -68,6 +69,8 @@ FAMILIES = (
     Family("smollm3", "SmolLM3", smollm3.ARCHITECTURES, smollm3.decoder_config, smollm3.NAMES),
     Family("stablelm", "StableLM, StableLM 2", stablelm.ARCHITECTURES, stablelm.decoder_config, stablelm.names),
     Family("starcoder2", "StarCoder 2", starcoder2.ARCHITECTURES, starcoder2.decoder_config, starcoder2.NAMES),
+    Family("gpt_neox", "GPT-NeoX, Pythia", gpt_neox.ARCHITECTURES, gpt_neox.decoder_config, gpt_neox.NAMES,
+           gpt_neox.ALIASES),
 )
 
 
