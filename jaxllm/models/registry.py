@@ -10,7 +10,9 @@ from jaxllm.errors import UnsupportedModelError
 from jaxllm.models.config import DecoderConfig
 from jaxllm.models.families import (
     gemma,
+    gpt2,
     gpt_neox,
+    gptj,
     granite,
     llama,
     mistral,
@@ -71,6 +73,8 @@ FAMILIES = (
     Family("starcoder2", "StarCoder 2", starcoder2.ARCHITECTURES, starcoder2.decoder_config, starcoder2.NAMES),
     Family("gpt_neox", "GPT-NeoX, Pythia", gpt_neox.ARCHITECTURES, gpt_neox.decoder_config, gpt_neox.NAMES,
            gpt_neox.ALIASES),
+    Family("gptj", "GPT-J", gptj.ARCHITECTURES, gptj.decoder_config, gptj.NAMES),
+    Family("gpt2", "GPT-2, DistilGPT-2", gpt2.ARCHITECTURES, gpt2.decoder_config, gpt2.NAMES, gpt2.ALIASES),
 )
 
 
