@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from jaxllm.errors import UnsupportedModelError
 from jaxllm.models.config import DecoderConfig
 from jaxllm.models.families import (
+    cohere,
     gemma,
     gpt2,
     gpt_neox,
@@ -75,6 +76,10 @@ FAMILIES = (
            gpt_neox.ALIASES),
     Family("gptj", "GPT-J", gptj.ARCHITECTURES, gptj.decoder_config, gptj.NAMES),
     Family("gpt2", "GPT-2, DistilGPT-2", gpt2.ARCHITECTURES, gpt2.decoder_config, gpt2.NAMES, gpt2.ALIASES),
+    Family("cohere", "Command R, Command R+, Aya 23 and Expanse", cohere.COHERE_ARCHITECTURES, cohere.cohere_config,
+           cohere.COHERE_NAMES),
+    Family("cohere2", "Command R7B, Command A", cohere.COHERE2_ARCHITECTURES, cohere.cohere2_config,
+           cohere.COHERE2_NAMES),
 )
 
 
