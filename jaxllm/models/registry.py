@@ -11,6 +11,7 @@ from jaxllm.models.config import DecoderConfig
 from jaxllm.models.families import (
     cohere,
     gemma,
+    glm,
     gpt2,
     gpt_neox,
     gptj,
@@ -80,6 +81,8 @@ FAMILIES = (
            cohere.COHERE_NAMES),
     Family("cohere2", "Command R7B, Command A", cohere.COHERE2_ARCHITECTURES, cohere.cohere2_config,
            cohere.COHERE2_NAMES),
+    Family("glm", "GLM-4 of 2024", glm.GLM_ARCHITECTURES, glm.glm_config, glm.GLM_NAMES),
+    Family("glm4", "GLM-4 of 2025, GLM-Z1", glm.GLM4_ARCHITECTURES, glm.glm4_config, glm.GLM4_NAMES),
 )
 
 
