@@ -68,6 +68,7 @@ FAMILIES = (
     Family("gemma3", "Gemma 3, text", gemma.GEMMA3_ARCHITECTURES, gemma.gemma3_config, gemma.GEMMA3_NAMES),
     Family("granite", "Granite 3, dense", granite.ARCHITECTURES, granite.decoder_config, granite.NAMES),
     Family("olmo2", "OLMo 2", olmo.OLMO2_ARCHITECTURES, olmo.olmo2_config, olmo.NAMES),
+    Family("olmo3", "OLMo 3", olmo.OLMO3_ARCHITECTURES, olmo.olmo3_config, olmo.NAMES),
     Family("phi3", "Phi-3, Phi-3.5 mini, Phi-4, Phi-4 mini", phi3.ARCHITECTURES, phi3.decoder_config, phi3.NAMES),
     Family("seed_oss", "Seed-OSS", seed_oss.ARCHITECTURES, seed_oss.decoder_config, seed_oss.NAMES),
     Family("smollm3", "SmolLM3", smollm3.ARCHITECTURES, smollm3.decoder_config, smollm3.NAMES),
