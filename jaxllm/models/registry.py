@@ -18,6 +18,7 @@ from jaxllm.models.families import (
     granite,
     llama,
     mistral,
+    nemotron,
     olmo,
     phi,
     phi3,
@@ -86,6 +87,7 @@ FAMILIES = (
            cohere.COHERE2_NAMES),
     Family("glm", "GLM-4 of 2024", glm.GLM_ARCHITECTURES, glm.glm_config, glm.GLM_NAMES),
     Family("glm4", "GLM-4 of 2025, GLM-Z1", glm.GLM4_ARCHITECTURES, glm.glm4_config, glm.GLM4_NAMES),
+    Family("nemotron", "Nemotron 3 and 4, Minitron", nemotron.ARCHITECTURES, nemotron.decoder_config, nemotron.NAMES),
 )
 
 
