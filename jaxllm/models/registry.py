@@ -10,6 +10,7 @@ from jaxllm.errors import UnsupportedModelError
 from jaxllm.models.config import DecoderConfig
 from jaxllm.models.families import (
     cohere,
+    exaone4,
     gemma,
     glm,
     gpt2,
@@ -88,6 +89,7 @@ FAMILIES = (
     Family("glm", "GLM-4 of 2024", glm.GLM_ARCHITECTURES, glm.glm_config, glm.GLM_NAMES),
     Family("glm4", "GLM-4 of 2025, GLM-Z1", glm.GLM4_ARCHITECTURES, glm.glm4_config, glm.GLM4_NAMES),
     Family("nemotron", "Nemotron 3 and 4, Minitron", nemotron.ARCHITECTURES, nemotron.decoder_config, nemotron.NAMES),
+    Family("exaone4", "EXAONE 4", exaone4.ARCHITECTURES, exaone4.decoder_config, exaone4.NAMES),
 )
 
 
