@@ -10,6 +10,7 @@ from jaxllm.errors import UnsupportedModelError
 from jaxllm.models.config import DecoderConfig
 from jaxllm.models.families import (
     cohere,
+    ernie4_5,
     exaone4,
     gemma,
     glm,
@@ -90,6 +91,7 @@ FAMILIES = (
     Family("glm4", "GLM-4 of 2025, GLM-Z1", glm.GLM4_ARCHITECTURES, glm.glm4_config, glm.GLM4_NAMES),
     Family("nemotron", "Nemotron 3 and 4, Minitron", nemotron.ARCHITECTURES, nemotron.decoder_config, nemotron.NAMES),
     Family("exaone4", "EXAONE 4", exaone4.ARCHITECTURES, exaone4.decoder_config, exaone4.NAMES),
+    Family("ernie4_5", "Ernie 4.5, dense", ernie4_5.ARCHITECTURES, ernie4_5.decoder_config, ernie4_5.NAMES),
 )
 
 
