@@ -18,6 +18,7 @@ from jaxllm.models.families import (
     gpt_neox,
     gptj,
     granite,
+    hunyuan,
     llama,
     mistral,
     nemotron,
@@ -92,6 +93,7 @@ FAMILIES = (
     Family("nemotron", "Nemotron 3 and 4, Minitron", nemotron.ARCHITECTURES, nemotron.decoder_config, nemotron.NAMES),
     Family("exaone4", "EXAONE 4", exaone4.ARCHITECTURES, exaone4.decoder_config, exaone4.NAMES),
     Family("ernie4_5", "Ernie 4.5, dense", ernie4_5.ARCHITECTURES, ernie4_5.decoder_config, ernie4_5.NAMES),
+    Family("hunyuan_v1_dense", "Hunyuan, dense", hunyuan.ARCHITECTURES, hunyuan.decoder_config, hunyuan.NAMES),
 )
 
 
