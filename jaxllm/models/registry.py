@@ -12,6 +12,7 @@ from jaxllm.models.families import (
     cohere,
     ernie4_5,
     exaone4,
+    falcon,
     gemma,
     glm,
     gpt2,
@@ -94,6 +95,7 @@ FAMILIES = (
     Family("exaone4", "EXAONE 4", exaone4.ARCHITECTURES, exaone4.decoder_config, exaone4.NAMES),
     Family("ernie4_5", "Ernie 4.5, dense", ernie4_5.ARCHITECTURES, ernie4_5.decoder_config, ernie4_5.NAMES),
     Family("hunyuan_v1_dense", "Hunyuan, dense", hunyuan.ARCHITECTURES, hunyuan.decoder_config, hunyuan.NAMES),
+    Family("falcon", "Falcon 7B to 180B, Falcon 2", falcon.ARCHITECTURES, falcon.decoder_config, falcon.names),
 )
 
 
