@@ -24,6 +24,7 @@ from jaxllm.models.families import (
     mistral,
     nemotron,
     olmo,
+    opt,
     phi,
     phi3,
     qwen,
@@ -96,6 +97,7 @@ FAMILIES = (
     Family("ernie4_5", "Ernie 4.5, dense", ernie4_5.ARCHITECTURES, ernie4_5.decoder_config, ernie4_5.NAMES),
     Family("hunyuan_v1_dense", "Hunyuan, dense", hunyuan.ARCHITECTURES, hunyuan.decoder_config, hunyuan.NAMES),
     Family("falcon", "Falcon 7B to 180B, Falcon 2", falcon.ARCHITECTURES, falcon.decoder_config, falcon.names),
+    Family("opt", "OPT, but for 350M", opt.ARCHITECTURES, opt.decoder_config, opt.NAMES, opt.ALIASES),
 )
 
 
