@@ -24,6 +24,7 @@ class DecoderConfig:
         model's width have biases.
     rope: rotary embedding, if there is any; local_rope: that of window layers, where it is another. unrotated_layers:
         those without.
+    alibi_slopes: of each head, in place of a rotary embedding: that times a key's distance is taken from its score.
     learned_positions: whether embeddings of positions are added to those of tokens, the first at row
         ``position_offset`` of their table. embedding_norm: whether the sum is normalized.
     sliding_window: keys a query sees, itself included; ``None`` is full causal attention. full_layers: the layers that
@@ -61,6 +62,7 @@ class DecoderConfig:
     rope: RopeConfig | None = dataclasses.field(default_factory=RopeConfig)
     local_rope: RopeConfig | None = None
     unrotated_layers: tuple[int, ...] = ()
+    alibi_slopes: tuple[float, ...] | None = None
     learned_positions: bool = False
     position_offset: int = 0
     embedding_norm: bool = False
@@ -114,6 +116,9 @@ class DecoderConfig:
             )
         if self.head_dim % 2:
             raise UnsupportedModelError(f"head_dim={self.head_dim} is odd; rotary embeddings need an even one")
+        if self.alibi_slopes is not None and len(self.alibi_slopes) != self.num_heads:
+            raise UnsupportedModelError(f"alibi_slopes has {len(self.alibi_slopes)} numbers, one for each of the "
+                                        f"{self.num_heads} heads is needed")
         for rope in self.ropes:
             if rope is not None:
                 rope.inverse_frequencies(self.head_dim)  # which says what does not fit the head

@@ -31,6 +31,7 @@ class Attention(nnx.Module):
         self.rope = config.ropes[self.table]
         self.scale = size**-0.5 if config.attention_scale is None else config.attention_scale
         self.soft_cap = config.attention_soft_cap
+        self.slopes = config.alibi_slopes
         self.clip = config.qkv_clip
         self.qkv = Linear(config.hidden_size, (heads + 2 * kv_heads) * size, ("heads", "embed"), dtype,
                           bias=config.attention_bias)
@@ -58,8 +59,9 @@ class Attention(nnx.Module):
         if not turns_halves(self.rope, size):
             qkv = self._change(qkv, lambda q, k: (in_halves(q, self.rope), in_halves(k, self.rope)))
         k_pool, v_pool, q = rope_kv_write(cache["k"], cache["v"], qkv, cos, sin, step.slots)
+        slopes = None if self.slopes is None else jnp.asarray(self.slopes, jnp.float32)
         attended = paged_attention(q, k_pool, v_pool, step.attention, scale=self.scale, window=self.window,
-                                   soft_cap=self.soft_cap)
+                                   soft_cap=self.soft_cap, alibi_slopes=slopes)
         return self.out(attended.reshape(x.shape[0], heads * size)), {"k": k_pool, "v": v_pool}
 
     def _change(self, qkv: Float[Array, "T NKK H"], function: Callable[[Array, Array], tuple[Array, Array]]

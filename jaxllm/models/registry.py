@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from jaxllm.errors import UnsupportedModelError
 from jaxllm.models.config import DecoderConfig
 from jaxllm.models.families import (
+    bloom,
     cohere,
     ernie4_5,
     exaone4,
@@ -22,6 +23,7 @@ from jaxllm.models.families import (
     hunyuan,
     llama,
     mistral,
+    mpt,
     nemotron,
     olmo,
     opt,
@@ -96,8 +98,11 @@ FAMILIES = (
     Family("exaone4", "EXAONE 4", exaone4.ARCHITECTURES, exaone4.decoder_config, exaone4.NAMES),
     Family("ernie4_5", "Ernie 4.5, dense", ernie4_5.ARCHITECTURES, ernie4_5.decoder_config, ernie4_5.NAMES),
     Family("hunyuan_v1_dense", "Hunyuan, dense", hunyuan.ARCHITECTURES, hunyuan.decoder_config, hunyuan.NAMES),
-    Family("falcon", "Falcon 7B to 180B, Falcon 2", falcon.ARCHITECTURES, falcon.decoder_config, falcon.names),
+    Family("falcon", "Falcon 7B to 180B, Falcon 2, Falcon-RW", falcon.ARCHITECTURES, falcon.decoder_config,
+           falcon.names),
     Family("opt", "OPT, but for 350M", opt.ARCHITECTURES, opt.decoder_config, opt.NAMES, opt.ALIASES),
+    Family("bloom", "BLOOM, BLOOMZ", bloom.ARCHITECTURES, bloom.decoder_config, bloom.NAMES, bloom.ALIASES),
+    Family("mpt", "MPT 7B and 30B", mpt.ARCHITECTURES, mpt.decoder_config, mpt.NAMES),
 )
 
 

@@ -106,6 +106,8 @@ def _rope_features(config: DecoderConfig) -> Iterator[str]:
     rope = config.rope
     if config.learned_positions:
         yield "learned positions"
+    if config.alibi_slopes is not None:
+        yield "linear biases of attention (ALiBi)"
     if rope is None:
         return
     if rope.kind != "default":

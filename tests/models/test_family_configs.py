@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jaxllm.errors import UnsupportedModelError
+from jaxllm.models.families.alibi import alibi_slopes, mpt_slopes
 from jaxllm.models.model import build_model
 from jaxllm.models.registry import family_of
 
@@ -72,7 +73,15 @@ def test_falcons_kv_heads_and_norms_are_those_of_its_variants(changes, kv_heads,
     assert f"transformer.h.0.{norm}.weight" in names
 
 
+def test_slopes_of_heads_that_are_no_power_of_two_are_put_in_between():
+    assert alibi_slopes(4) == (1 / 4, 1 / 16, 1 / 64, 1 / 256)
+    assert alibi_slopes(6) == (*alibi_slopes(4), *alibi_slopes(8)[:4:2])
+    assert mpt_slopes(4, 8) == alibi_slopes(4)
+    assert mpt_slopes(3, 8) == (1 / 16, 1 / 256, 1 / 4)
+
+
 @pytest.mark.parametrize(("architecture", "stored", "module"), [
+    ("BloomForCausalLM", "word_embeddings.weight", "embedding"),
     ("GPT2LMHeadModel", "wte.weight", "embedding"), ("GPT2LMHeadModel", "transformer.wte.weight", "embedding"),
     ("GPTNeoXForCausalLM", "lm_head.weight", "head"), ("GPTNeoXForCausalLM", "embed_out.weight", "head"),
 ])
@@ -102,6 +111,10 @@ def test_a_checkpoint_may_use_another_of_a_tensors_names(architecture, stored, m
     ("FalconForCausalLM", {"new_decoder_architecture": True, "parallel_attn": False}, "parallel_attn"),
     ("OPTForCausalLM", {"ffn_dim": 96, "do_layer_norm_before": False}, "do_layer_norm_before"),
     ("OPTForCausalLM", {"ffn_dim": 96, "word_embed_proj_dim": 32}, "word_embed_proj_dim=32"),
+    ("BloomForCausalLM", {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection"),
+    ("MptForCausalLM", {"d_model": 64, "n_layers": 1, "n_heads": 4, "no_bias": False}, "no_bias"),
+    ("MptForCausalLM", {"d_model": 64, "n_layers": 1, "n_heads": 4, "attn_config": {"alibi": False}}, "alibi=False"),
+    ("MptForCausalLM", {"d_model": 64, "n_layers": 1, "n_heads": 4, "attn_config": {"clip_qkv": -1}}, "qkv_clip"),
     ("HunYuanDenseV1ForCausalLM", {"rope_scaling": {"type": "dynamic", "factor": 1, "alpha": -1}}, "alpha"),
     ("Qwen2ForCausalLM", {"use_sliding_window": True, "sliding_window": 0}, "sliding_window"),
 ])

@@ -19,7 +19,8 @@ BASE = {
     "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336, "rope_theta": 500000.0,
     "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
 }
-GPT2_WORDS = {"n_embd": 4096, "n_layer": 4, "n_head": 32, "ffn_dim": 14336}
+GPT2_WORDS = {"n_embd": 4096, "n_layer": 4, "n_head": 32, "ffn_dim": 14336, "d_model": 4096, "n_layers": 4,
+              "n_heads": 32}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 8192}
 

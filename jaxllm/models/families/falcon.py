@@ -1,13 +1,16 @@
-"""Falcon 7B, 40B and 180B, and Falcon 2: attention and MLP side by side, few kv heads, no gate.
-
-Falcon-RW, whose attention has linear biases (ALiBi), is refused.
+"""Falcon 7B, 40B and 180B, and Falcon 2: attention and MLP side by side, few kv heads, no gate. Falcon-RW: one after
+the other, linear biases of attention (ALiBi) and biases of all products.
 
 Source: Almazrouei et al. 2023, The Falcon Series; ``FalconConfig`` of Hugging Face transformers.
 """
 
 from __future__ import annotations
 
+import ml_dtypes
+import numpy as np
+
 from jaxllm.models.config import DecoderConfig
+from jaxllm.models.families.alibi import alibi_slopes
 from jaxllm.models.families.common import (
     HFConfig,
     common_fields,
@@ -42,7 +45,6 @@ def names(config: DecoderConfig) -> Names:
 
 def decoder_config(hf: HFConfig) -> DecoderConfig:
     """The ``DecoderConfig`` that a ``config.json`` means."""
-    refuse(hf, "alibi", False)
     hf = in_llamas_words(hf, {
         "n_embed": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads",
         "n_head_kv": "num_kv_heads", "ffn_hidden_size": "intermediate_size"})
@@ -57,12 +59,19 @@ def decoder_config(hf: HFConfig) -> DecoderConfig:
         kv_heads = 1
     bias = flag(hf, "bias", False)
     norms = hf.get("num_ln_in_parallel_attn") or (2 if new else 1)
+    fields = common_fields({**hf, "num_key_value_heads": kv_heads, "head_dim": None})
+    slopes = None
+    if flag(hf, "alibi", False):
+        # In bfloat16, as they were in training; they are scaled as the scores are.
+        scale = fields["head_dim"] ** -0.5
+        slopes = tuple(float(np.asarray(slope, ml_dtypes.bfloat16)) * scale
+                       for slope in alibi_slopes(fields["num_heads"]))
     return DecoderConfig(
         family="falcon",
-        **common_fields({**hf, "num_key_value_heads": kv_heads, "head_dim": None})
-        | layer_norm(hf, "layer_norm_epsilon") | plain_mlp(hf, "activation", "gelu")
+        **fields | layer_norm(hf, "layer_norm_epsilon") | plain_mlp(hf, "activation", "gelu")
         | {"tie_word_embeddings": flag(hf, "tie_word_embeddings", True)},
-        rope=rope_config(hf),
+        rope=rope_config(hf) if slopes is None else None,
+        alibi_slopes=slopes,
         parallel_residual=parallel,
         shared_norm=parallel and norms == 1,
         attention_bias=bias,
