@@ -98,6 +98,9 @@ def _rope_scaling(metadata: Metadata, prefix: str) -> dict[str, Any] | None:
     factor = metadata.get(f"{prefix}.rope.scaling.factor", metadata.get(f"{prefix}.rope.scale_linear"))
     if kind == "none" or (kind is None and factor in (None, 0.0, 1.0)):
         return None
+    if metadata.get(f"{prefix}.rope.scaling.attn_factor", 1.0) != 1:
+        raise UnsupportedModelError(f"the GGUF metadata {f'{prefix}.rope.scaling.attn_factor'!r} is "
+                                    f"{metadata[f'{prefix}.rope.scaling.attn_factor']!r}; supported is 1")
     scaling = {"rope_type": kind or "linear", "factor": factor}
     original = metadata.get(f"{prefix}.rope.scaling.original_context_length")
     if original is not None:
