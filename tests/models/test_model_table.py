@@ -23,7 +23,7 @@ def test_the_table_is_that_of_the_registry():
 
 def test_the_example_of_the_page_on_adding_a_model_is_what_is_there():
     page = (ROOT / "docs" / "add-a-model.md").read_text(encoding="utf-8")
-    family, line, entry = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    family, line, entry = re.findall(r"```py\n(.*?)```", page, re.DOTALL)
     assert family == (ROOT / "jaxllm/models/families/ernie4_5.py").read_text(encoding="utf-8")
     assert line in (ROOT / "jaxllm/models/registry.py").read_text(encoding="utf-8")
     assert entry in (ROOT / "tests/fixtures/make_fixtures.py").read_text(encoding="utf-8")

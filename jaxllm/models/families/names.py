@@ -89,9 +89,8 @@ def grouped_by_head(tensor: np.ndarray, config: DecoderConfig) -> np.ndarray:
     kv_heads, size = config.num_kv_heads, config.head_dim
     if tensor.shape[0] % (kv_heads * size):
         return tensor  # of a wrong shape, which is said where all are compared
-    groups = tensor.reshape(kv_heads, -1, size, *tensor.shape[1:])
-    parts = (groups[:, :-2], groups[:, -2:-1], groups[:, -1:])
-    return np.concatenate([part.reshape(-1, *tensor.shape[1:]) for part in parts])
+    rows = np.arange(tensor.shape[0]).reshape(kv_heads, -1, size)
+    return tensor[np.concatenate([part.reshape(-1) for part in np.split(rows, (-2, -1), axis=1)])]
 
 
 def with_aliases(plan: Mapping[str, tuple[Piece, ...]], aliases: Aliases, stored: Collection[str]
