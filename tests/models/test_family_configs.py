@@ -48,6 +48,11 @@ def test_olmo3_extends_only_the_rope_of_its_full_layers():
     assert kinds == [("default", 7e5), ("yarn", 7e5)]
 
 
+def test_stablelms_first_configs_have_other_words():
+    config = _config("StableLMEpochForCausalLM", rope_pct=0.5, norm_eps=1e-4)
+    assert (config.rope.rotary_dim, config.norm_eps) == (8, 1e-4)
+
+
 @pytest.mark.parametrize(("pattern", "full"), [("LLLG", (3, 7)), (3, (2, 5))])
 def test_exaone4s_full_layers_are_unrotated(pattern, full):
     config = _config("Exaone4ForCausalLM", sliding_window=16, sliding_window_pattern=pattern)

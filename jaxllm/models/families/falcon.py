@@ -24,7 +24,7 @@ from jaxllm.models.families.common import (
 from jaxllm.models.families.names import Names, Stored, grouped_by_head
 from jaxllm.models.families.rope import rope_config
 
-ARCHITECTURES = ("FalconForCausalLM", "RWForCausalLM")
+ARCHITECTURES = ("FalconForCausalLM",)
 
 
 def names(config: DecoderConfig) -> Names:

@@ -7,7 +7,7 @@ Source: ``StableLmConfig`` of Hugging Face transformers.
 from __future__ import annotations
 
 from jaxllm.models.config import DecoderConfig
-from jaxllm.models.families.common import HFConfig, common_fields, flag, layer_norm, require_activation
+from jaxllm.models.families.common import HFConfig, common_fields, flag, in_llamas_words, layer_norm, require_activation
 from jaxllm.models.families.names import LLAMA_NAMES, Names
 from jaxllm.models.families.rope import rope_config
 
@@ -26,6 +26,7 @@ def names(config: DecoderConfig) -> Names:
 
 def decoder_config(hf: HFConfig) -> DecoderConfig:
     """The ``DecoderConfig`` that a ``config.json`` means."""
+    hf = in_llamas_words(hf, {"rope_pct": "partial_rotary_factor", "norm_eps": "layer_norm_eps"})
     require_activation(hf, "hidden_act", "silu")
     parallel = flag(hf, "use_parallel_residual", False)
     return DecoderConfig(
