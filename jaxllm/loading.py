@@ -121,7 +121,7 @@ def open_model(source: ModelSource, dtype: Any, *, quantization: str | None = No
         raise CheckpointError(f"{source.path} does not fit the model: its config asks for {config.num_layers} layers, "
                               f"and it has {len(source.tensors)} tensors")
     model = _described(config, dtype)
-    plan = {path: [Piece(name) for name in names] for path, names in family.weight_map(config).items()}
+    plan = family.weight_map(model, source.tensors)
     check_checkpoint(source, model.specs, plan, family.ignored_tensors(config))
     return OpenedModel(family, _quantized(model, plan, source, quantization), quantization)
 
@@ -143,9 +143,9 @@ def _quantized(model: Model, plan: Mapping[str, Sequence[Piece]], source: ModelS
 
 def load_weights(source: ModelSource, opened: OpenedModel) -> Params:
     """The model's parameters, streamed tensor by tensor into their final dtype."""
-    config = opened.model.config
+    family, model = opened.family, opened.model
     return nest(load_params(
-        source, opened.model.specs, opened.family.weight_map(config), ignore=opened.family.ignored_tensors(config)))
+        source, model.specs, family.weight_map(model, source.tensors), ignore=family.ignored_tensors(model.config)))
 
 
 def stored_generation_config(source: ModelSource, generation_config: Any = "auto") -> Mapping[str, Any]:

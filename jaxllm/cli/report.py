@@ -189,8 +189,8 @@ def kernels_of(model: Model, spec: KVSpec) -> dict[str, str]:
     operands: dict[str, dict[str, Any]] = {
         "matmul": {"x": weight, "weight": weight, "out_dtype": model.dtype},
         "gated_matmul": {"x": weight, "weight": weight, "activation": config.activation},
-        "paged_attention": {"q": query, **pools}, "rope_kv_write": {"qkv": query, **pools},
-        "kv_write": {"k": key, "v": key, **pools}}
+        "paged_attention": {"q": query, **pools, "alibi_slopes": config.alibi_slopes},
+        "rope_kv_write": {"qkv": query, **pools}, "kv_write": {"k": key, "v": key, **pools}}
     blocks = {"x": weight, "weight": weight, "kind": "I8", "scale": None}
     operands |= {"quantized_matmul": {**blocks, "out_dtype": model.dtype},
                  "quantized_gated_matmul": {**blocks, "activation": config.activation}}

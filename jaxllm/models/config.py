@@ -3,93 +3,46 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from typing import Literal
-
-import numpy as np
+from typing import Literal, get_args
 
 from jaxllm.errors import UnsupportedModelError
+from jaxllm.models.rope import RopeConfig, require_positive
 from pallas_kernels.gated_matmul import ACTIVATIONS, Activation
 
+__all__ = ["DecoderConfig", "PlainActivation", "RopeConfig"]
 
-def _require_positive(name: str, value: object) -> None:
-    """Raise ``UnsupportedModelError`` unless ``value`` is a finite number above 0."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise UnsupportedModelError(f"the model's config has {name}={value!r}; a positive number is needed")
-
-
-@dataclasses.dataclass(frozen=True)
-class RopeConfig:
-    """Rotary position embedding (Su et al. 2021, RoFormer), rotating halves as Hugging Face's Llama does.
-
-    theta: base of the geometric progression of wavelengths.
-    kind: "default"; "linear" divides positions by ``factor`` (Chen et al. 2023); "llama3" divides long wavelengths by
-        ``factor`` and interpolates in between (Llama 3.1, ``_compute_llama3_parameters`` in transformers).
-    frequency_divisors: explicit divisors per frequency, length head_dim / 2 (GGUF's ``rope_freqs.weight``); they
-        replace ``kind``.
-    """
-
-    theta: float = 10_000.0
-    kind: Literal["default", "linear", "llama3"] = "default"
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position: int = 8192
-    frequency_divisors: tuple[float, ...] | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position"):
-            _require_positive(f"rope {name}", getattr(self, name))
-        for divisor in self.frequency_divisors or ():
-            _require_positive("rope frequency divisor", divisor)
-        if self.kind == "llama3" and self.low_freq_factor >= self.high_freq_factor:
-            raise UnsupportedModelError(f"the model's config has rope low_freq_factor={self.low_freq_factor}; less "
-                                        f"than high_freq_factor={self.high_freq_factor} is needed")
-
-    def inverse_frequencies(self, head_dim: int) -> np.ndarray:
-        """Angle per position, float32 ``[head_dim / 2]``."""
-        exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-        inverse = (1.0 / np.float32(self.theta) ** exponents).astype(np.float32)
-        if self.frequency_divisors is not None:
-            if len(self.frequency_divisors) != len(inverse):
-                raise UnsupportedModelError(
-                    f"rope has {len(self.frequency_divisors)} frequency divisors, but head_dim={head_dim} needs "
-                    f"{len(inverse)}"
-                )
-            return inverse / np.asarray(self.frequency_divisors, np.float32)
-        if self.kind == "linear":
-            return (inverse / np.float32(self.factor)).astype(np.float32)
-        if self.kind == "llama3":
-            return self._llama3(inverse)
-        return inverse
-
-    def _llama3(self, inverse: np.ndarray) -> np.ndarray:
-        wavelengths = 2 * np.pi / inverse
-        longest = self.original_max_position / self.low_freq_factor
-        shortest = self.original_max_position / self.high_freq_factor
-        smooth = (self.original_max_position / wavelengths - self.low_freq_factor) / (
-            self.high_freq_factor - self.low_freq_factor
-        )
-        between = (1 - smooth) * inverse / self.factor + smooth * inverse
-        scaled = np.where(wavelengths > longest, inverse / self.factor, inverse)
-        return np.where((wavelengths >= shortest) & (wavelengths <= longest), between, scaled).astype(np.float32)
+PlainActivation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
+"""Of an MLP without a gate: ``gelu`` is exact, ``gelu_tanh`` approximate (Hendrycks and Gimpel 2016), ``relu2`` the
+square of ``relu`` (So et al. 2021, Primer)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class DecoderConfig:
     """The shapes and switches of a decoder-only transformer.
 
-    rope: rotary embedding; local_rope: that of window layers, where it is another. unrotated_layers: those without.
+    norm: root-mean-square or layer normalization, with an epsilon of ``norm_eps``; norm_bias: whether those over the
+        model's width have biases.
+    rope: rotary embedding, if there is any; local_rope: that of window layers, where it is another. unrotated_layers:
+        those without.
+    alibi_slopes: of each head, in place of a rotary embedding: that times a key's distance is taken from its score.
+    learned_positions: whether embeddings of positions are added to those of tokens, the first at row
+        ``position_offset`` of their table. embedding_norm: whether the sum is normalized.
     sliding_window: keys a query sees, itself included; ``None`` is full causal attention. full_layers: the layers that
         see everything nevertheless.
     attention_scale: factor of the scores; ``None`` is ``head_dim ** -0.5``. attention_soft_cap, logit_soft_cap: ``cap *
         tanh(x / cap)`` of the scores, of the logits.
-    qk_norm: a norm of queries and of keys before the rotary embedding, over each head or over all of them.
+    qkv_clip: the largest magnitude of queries, keys and values.
+    qk_norm: a norm of queries and of keys, over each "head" with the same weights, over each of the "heads" with
+        weights of its own, or over "all" of them at once; before the rotary embedding, or with
+        ``qk_norm_after_rope`` after it.
     pre_norms, post_norms: whether attention and MLP are normalized before and after.
+    parallel_residual: whether the MLP reads what attention reads, the residual stream before either is added.
+        shared_norm: whether it also reads it through the same norm.
     norm_offset: added to the weights of all norms (Gemma stores them less 1).
     embedding_scale: factor of the embedding's rows, which it is rounded for to their dtype. residual_scale: of what
         attention and MLP add to the residual stream, in float32. logit_scale: of the logits, before their cap.
-    activation: of the gate of the MLP.
+    gated_mlp: whether the MLP has a gate. activation: of the gate, or else of the MLP.
+    head_bias: whether the head has one.
 
     Raises ``UnsupportedModelError`` naming what makes no sense.
     """
@@ -103,27 +56,39 @@ class DecoderConfig:
     head_dim: int
     intermediate_size: int
     max_position_embeddings: int
-    rms_norm_eps: float = 1e-6
-    rope: RopeConfig = RopeConfig()
+    norm: Literal["rms", "layer"] = "rms"
+    norm_eps: float = 1e-6
+    norm_bias: bool = False
+    rope: RopeConfig | None = dataclasses.field(default_factory=RopeConfig)
     local_rope: RopeConfig | None = None
     unrotated_layers: tuple[int, ...] = ()
+    alibi_slopes: tuple[float, ...] | None = None
+    learned_positions: bool = False
+    position_offset: int = 0
+    embedding_norm: bool = False
     tie_word_embeddings: bool = False
     attention_bias: bool = False
     attention_output_bias: bool = False
     mlp_bias: bool = False
+    head_bias: bool = False
     sliding_window: int | None = None
     full_layers: tuple[int, ...] = ()
     attention_scale: float | None = None
     attention_soft_cap: float | None = None
     logit_soft_cap: float | None = None
-    qk_norm: Literal["none", "head", "all"] = "none"
+    qkv_clip: float | None = None
+    qk_norm: Literal["none", "head", "heads", "all"] = "none"
+    qk_norm_after_rope: bool = False
     pre_norms: bool = True
     post_norms: bool = False
+    parallel_residual: bool = False
+    shared_norm: bool = False
     norm_offset: float = 0.0
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     logit_scale: float = 1.0
-    activation: Activation = "silu"
+    gated_mlp: bool = True
+    activation: Activation | PlainActivation = "silu"
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim",
@@ -135,21 +100,28 @@ class DecoderConfig:
         if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
             raise UnsupportedModelError(f"the model's config has sliding_window={window!r}; a positive integer or null "
                                         "is needed")
-        if self.rms_norm_eps != 0:
-            _require_positive("rms_norm_eps", self.rms_norm_eps)
-        if self.activation not in ACTIVATIONS:
+        if self.norm_eps != 0:
+            require_positive("norm_eps", self.norm_eps)
+        activations = tuple(ACTIVATIONS if self.gated_mlp else get_args(PlainActivation))
+        if self.activation not in activations:
             raise UnsupportedModelError(f"the model's config has the activation {self.activation!r}; supported: "
-                                        + ", ".join(ACTIVATIONS))
+                                        + ", ".join(activations))
         for name in ("attention_scale", "attention_soft_cap", "logit_soft_cap", "embedding_scale", "residual_scale",
-                     "logit_scale"):
+                     "logit_scale", "qkv_clip"):
             if getattr(self, name) is not None:
-                _require_positive(name, getattr(self, name))
+                require_positive(name, getattr(self, name))
         if self.num_heads % self.num_kv_heads:
             raise UnsupportedModelError(
                 f"num_attention_heads={self.num_heads} is not a multiple of num_key_value_heads={self.num_kv_heads}"
             )
         if self.head_dim % 2:
             raise UnsupportedModelError(f"head_dim={self.head_dim} is odd; rotary embeddings need an even one")
+        if self.alibi_slopes is not None and len(self.alibi_slopes) != self.num_heads:
+            raise UnsupportedModelError(f"alibi_slopes has {len(self.alibi_slopes)} numbers, one for each of the "
+                                        f"{self.num_heads} heads is needed")
+        for rope in self.ropes:
+            if rope is not None:
+                rope.inverse_frequencies(self.head_dim)  # which says what does not fit the head
 
     def window_of(self, layer: int) -> int | None:
         """How many keys a query of this layer sees; ``None`` if all before it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,10 +12,12 @@ from flax import nnx
 from jaxtyping import Array, DTypeLike, Float
 
 from jaxllm.models.config import DecoderConfig
-from jaxllm.models.layers import Embedding, Linear, RMSNorm
-from jaxllm.models.linear import gated_linear
+from jaxllm.models.layers import Embedding, LayerNorm, Linear, RMSNorm
+from jaxllm.models.mlp import GatedMLP, PlainMLP
+from jaxllm.models.rope_tables import in_halves, turns_halves
 from jaxllm.models.step import LayerCache, StepContext
 from pallas_kernels import paged_attention, rope_kv_write
+from pallas_kernels.rope_kv_write import rotate
 
 
 class Attention(nnx.Module):
@@ -24,14 +27,20 @@ class Attention(nnx.Module):
         heads, kv_heads, size = config.num_heads, config.num_kv_heads, config.head_dim
         self.split = (heads, kv_heads, size)
         self.window = config.window_of(layer)
-        self.rope = config.rope_of(layer)
+        self.table = config.rope_of(layer)
+        self.rope = config.ropes[self.table]
         self.scale = size**-0.5 if config.attention_scale is None else config.attention_scale
         self.soft_cap = config.attention_soft_cap
+        self.slopes = config.alibi_slopes
+        self.clip = config.qkv_clip
         self.qkv = Linear(config.hidden_size, (heads + 2 * kv_heads) * size, ("heads", "embed"), dtype,
                           bias=config.attention_bias)
+        # How many heads are normalized as one, and how many have weights of their own.
         self.normed_heads = (heads, kv_heads) if config.qk_norm == "all" else (1, 1)
-        self.q_norm, self.k_norm = (None if config.qk_norm == "none" else norm(config, dtype, normed * size)
-                                    for normed in self.normed_heads)
+        owners = (1, 1) if config.qk_norm == "head" else (heads, kv_heads)
+        self.q_norm, self.k_norm = (None if config.qk_norm == "none" else norm(config, dtype, each * size)
+                                    for each in owners)
+        self.norm_after_rope = config.qk_norm_after_rope
         self.out = Linear(heads * size, config.hidden_size, ("embed", "heads"), dtype,
                           bias=config.attention_output_bias)
 
@@ -39,52 +48,62 @@ class Attention(nnx.Module):
                  ) -> tuple[Float[Array, "T D"], LayerCache]:
         heads, kv_heads, size = self.split
         qkv = self.qkv(x).reshape(x.shape[0], heads + 2 * kv_heads, size)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k, v = jnp.split(qkv, (heads, heads + kv_heads), axis=1)
-            q, k = (each_norm(part.reshape(x.shape[0], -1, each * size)).reshape(part.shape) for each_norm, part, each
-                    in zip((self.q_norm, self.k_norm), (q, k), self.normed_heads, strict=True))
-            # Whether XLA computes the norms within the rotary embedding, and rounds less, would depend on the batch.
-            qkv = jax.lax.optimization_barrier(jnp.concatenate([q, k, v], axis=1))
-        cos, sin = step.rotary[self.rope]
+        if self.clip is not None:
+            qkv = jnp.clip(qkv, -self.clip, self.clip)
+        cos, sin = step.rotary[self.table]
+        if self.norm_after_rope:
+            qkv = self._change(qkv, lambda q, k: (rotate(q, cos, sin), rotate(k, cos, sin)))
+            cos, sin = jnp.ones_like(cos), jnp.zeros_like(sin)
+        if self.q_norm is not None:
+            qkv = self._change(qkv, self._normalize)
+        if not turns_halves(self.rope, size):
+            qkv = self._change(qkv, lambda q, k: (in_halves(q, self.rope), in_halves(k, self.rope)))
         k_pool, v_pool, q = rope_kv_write(cache["k"], cache["v"], qkv, cos, sin, step.slots)
+        slopes = None if self.slopes is None else jnp.asarray(self.slopes, jnp.float32)
         attended = paged_attention(q, k_pool, v_pool, step.attention, scale=self.scale, window=self.window,
-                                   soft_cap=self.soft_cap)
+                                   soft_cap=self.soft_cap, alibi_slopes=slopes)
         return self.out(attended.reshape(x.shape[0], heads * size)), {"k": k_pool, "v": v_pool}
 
+    def _change(self, qkv: Float[Array, "T NKK H"], function: Callable[[Array, Array], tuple[Array, Array]]
+                ) -> Float[Array, "T NKK H"]:
+        """The product with its queries and keys changed, rounded to its dtype."""
+        heads, kv_heads, _ = self.split
+        q, k, v = jnp.split(qkv, (heads, heads + kv_heads), axis=1)
+        # Whether XLA computes this within the rotary embedding, and rounds less, would depend on the batch.
+        return jax.lax.optimization_barrier(jnp.concatenate([*function(q, k), v], axis=1))
 
-class GatedMLP(nnx.Module):
-    """``down(activation(gate(x)) * up(x))`` (Shazeer 2020, GLU variants); gate and up are one fused product."""
-
-    def __init__(self, config: DecoderConfig, dtype: DTypeLike) -> None:
-        self.activation = config.activation
-        self.gate_up = Linear(config.hidden_size, 2 * config.intermediate_size, ("mlp", "embed"), dtype,
-                              bias=config.mlp_bias)
-        self.down = Linear(config.intermediate_size, config.hidden_size, ("embed", "mlp"), dtype, bias=config.mlp_bias)
-
-    def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
-        bias = None if self.gate_up.bias is None else self.gate_up.bias[...]
-        return self.down(gated_linear(x, self.gate_up.weight.get_value(), bias, self.activation))
+    def _normalize(self, q: Float[Array, "T N H"], k: Float[Array, "T K H"]) -> tuple[Array, Array]:
+        assert self.q_norm is not None
+        assert self.k_norm is not None
+        q_width, k_width = (each * self.split[2] for each in self.normed_heads)
+        return (self.q_norm(q.reshape(len(q), -1, q_width)).reshape(q.shape),
+                self.k_norm(k.reshape(len(k), -1, k_width)).reshape(k.shape))
 
 
 class DecoderLayer(nnx.Module):
-    """Attention and MLP, each between norms of its own, if there are any, and each added to the residual stream."""
+    """Attention and MLP, each between norms of its own, if there are any, and each added to the residual stream, one
+    after the other or side by side."""
 
     def __init__(self, config: DecoderConfig, layer: int, dtype: DTypeLike) -> None:
         self.residual_scale = config.residual_scale
+        self.parallel, self.shared_norm = config.parallel_residual, config.shared_norm
         self.attention_norm = norm(config, dtype) if config.pre_norms else None
         self.attention = Attention(config, layer, dtype)
         self.attention_post_norm = norm(config, dtype) if config.post_norms else None
-        self.mlp_norm = norm(config, dtype) if config.pre_norms else None
-        self.mlp = GatedMLP(config, dtype)
+        self.mlp_norm = norm(config, dtype) if config.pre_norms and not config.shared_norm else None
+        self.mlp = GatedMLP(config, dtype) if config.gated_mlp else PlainMLP(config, dtype)
         self.mlp_post_norm = norm(config, dtype) if config.post_norms else None
 
     def __call__(self, x: Float[Array, "T D"], step: StepContext, cache: LayerCache
                  ) -> tuple[Float[Array, "T D"], LayerCache]:
         with jax.named_scope("attention"):
-            attended, cache = self.attention(_normed(x, self.attention_norm), step, cache)
+            attention_input = _normed(x, self.attention_norm)
+            attended, cache = self.attention(attention_input, step, cache)
+            mlp_input = attention_input if self.shared_norm else x
             x = self._add(x, attended, self.attention_post_norm)
         with jax.named_scope("mlp"):
-            x = self._add(x, self.mlp(_normed(x, self.mlp_norm)), self.mlp_post_norm)
+            mlp_input = _normed(mlp_input if self.parallel else x, self.mlp_norm)
+            x = self._add(x, self.mlp(mlp_input), self.mlp_post_norm)
         return x, cache
 
     def _add(self, x: Float[Array, "T D"], part: Float[Array, "T D"], norm: RMSNorm | None) -> Float[Array, "T D"]:
@@ -102,8 +121,10 @@ def _normed(x: Float[Array, "T D"], norm: RMSNorm | None) -> Float[Array, "T D"]
 
 
 def norm(config: DecoderConfig, dtype: DTypeLike, size: int | None = None) -> RMSNorm:
-    """A norm over the model's width, or over ``size``."""
-    return RMSNorm(size or config.hidden_size, config.rms_norm_eps, dtype, config.norm_offset)
+    """A norm over the model's width, or one of ``size`` weights, without a bias."""
+    kind = LayerNorm if config.norm == "layer" else RMSNorm
+    return kind(size or config.hidden_size, config.norm_eps, dtype, offset=config.norm_offset,
+                bias=config.norm_bias and size is None)
 
 
 class Decoder(nnx.Module):
@@ -114,10 +135,15 @@ class Decoder(nnx.Module):
 
     def __init__(self, config: DecoderConfig, dtype: DTypeLike) -> None:
         self.embedding = Embedding(config.vocab_size, config.hidden_size, dtype, config.embedding_scale)
+        if config.learned_positions:
+            self.positions = Embedding(config.position_offset + config.max_position_embeddings, config.hidden_size,
+                                       dtype)
+        if config.embedding_norm:
+            self.embedding_norm = norm(config, dtype)
         self.layers = nnx.List([DecoderLayer(config, layer, dtype) for layer in range(config.num_layers)])
         self.norm = norm(config, dtype)
         if not config.tie_word_embeddings:
-            self.head = Linear(config.hidden_size, config.vocab_size, ("vocab", "embed"), dtype)
+            self.head = Linear(config.hidden_size, config.vocab_size, ("vocab", "embed"), dtype, bias=config.head_bias)
 
 
 @functools.partial(jax.jit, static_argnums=0)

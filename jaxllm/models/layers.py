@@ -34,21 +34,44 @@ class Linear(nnx.Module):
 class RMSNorm(nnx.Module):
     """Root-mean-square normalization (Zhang and Sennrich 2019) over the last axis, in float32, summed in a fixed order.
 
-    offset: added to the weight, in float32.
+    size: of the weights; a multiple of the last axis' where the axis before it has weights of its own.
+    offset: added to the weights, in float32. bias: whether there is one.
     """
 
-    def __init__(self, size: int, epsilon: float, dtype: DTypeLike, offset: float = 0.0) -> None:
+    def __init__(self, size: int, epsilon: float, dtype: DTypeLike, *, offset: float = 0.0, bias: bool = False
+                 ) -> None:
         self.weight = parameter((size,), dtype, (None,))
+        self.bias = parameter((size,), dtype, (None,)) if bias else None
         self.epsilon = epsilon
         self.offset = offset
 
     @jax.named_scope("norm")
     def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
-        wide = x.astype(jnp.float32)
+        wide = self._centered(x.astype(jnp.float32))
         mean_square = row_sum(wide * wide) / x.shape[-1]
         normed = wide * jax.lax.rsqrt(mean_square + self.epsilon)[..., None]
-        weight = self.weight[...].astype(jnp.float32)
-        return (normed * (weight + self.offset if self.offset else weight)).astype(x.dtype)
+        weight = self._wide(self.weight, x)
+        normed = normed * (weight + self.offset if self.offset else weight)
+        if self.bias is not None:
+            # Whether XLA makes one operation of a product and a sum, and rounds once, would depend on the batch.
+            normed = jax.lax.optimization_barrier(normed) + self._wide(self.bias, x)
+        return normed.astype(x.dtype)
+
+    def _centered(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
+        return x
+
+    @staticmethod
+    def _wide(parameter: nnx.Param, x: Float[Array, "*rows D"]) -> Float[Array, "heads D"]:
+        return parameter[...].astype(jnp.float32).reshape(-1, x.shape[-1])
+
+
+class LayerNorm(RMSNorm):
+    """Layer normalization (Ba et al. 2016): that of what remains when the mean is taken away."""
+
+    def _centered(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
+        # Apart from what is around them: their last bits would depend on the batch otherwise.
+        mean = jax.lax.optimization_barrier(row_sum(x) / x.shape[-1])
+        return jax.lax.optimization_barrier(x - mean[..., None])
 
 
 class Embedding(nnx.Module):
@@ -63,11 +86,3 @@ class Embedding(nnx.Module):
     def __call__(self, token_ids: Int[Array, " T"]) -> Float[Array, "T D"]:
         rows = rows_at(self.weight.get_value(), token_ids, self.dtype)
         return rows if self.scale == 1 else rows * jnp.asarray(self.scale, self.dtype)
-
-
-@jax.named_scope("rope")
-def rope_tables(positions: Int[Array, " T"], inverse_frequencies: Float[Array, " half"]
-                ) -> tuple[Float[Array, "T half"], Float[Array, "T half"]]:
-    """Cosines and sines of each position's angles, float32."""
-    angles = positions.astype(jnp.float32)[:, None] * inverse_frequencies
-    return jnp.cos(angles), jnp.sin(angles)

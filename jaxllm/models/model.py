@@ -47,7 +47,9 @@ class Model:
 
     def logits(self, params: Params, rows: Float[Array, "B D"]) -> Float[Array, "B V"]:
         """Float32 logits of hidden rows; needs only ``outer_params``."""
-        logits = linear(rows, params[self._head]["weight"], jnp.float32)
+        head = params[self._head]
+        logits = linear(rows, head["weight"], jnp.float32)
+        logits = logits + head["bias"].astype(jnp.float32) if "bias" in head else logits
         scale, cap = self.config.logit_scale, self.config.logit_soft_cap
         logits = logits if scale == 1 else logits * scale
         return logits if cap is None else cap * jnp.tanh(logits / cap)
@@ -112,10 +114,10 @@ class Model:
         generator = np.random.default_rng(seed)
 
         def leaf(path: str, spec: ParamSpec) -> Any:
-            if "norm" in path:
-                values = np.full(spec.shape, 1 - self.config.norm_offset, np.float32)
-            elif path.endswith(".bias"):
+            if path.endswith(".bias"):
                 values = np.zeros(spec.shape, np.float32)
+            elif "norm" in path:
+                values = np.full(spec.shape, 1 - self.config.norm_offset, np.float32)
             else:
                 values = generator.normal(0.0, scale, spec.shape).astype(np.float32)
             if not spec.parts:

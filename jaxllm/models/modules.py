@@ -9,7 +9,6 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
@@ -17,7 +16,7 @@ from jaxtyping import Array, Float, Int
 from jaxllm.models.config import DecoderConfig
 from jaxllm.models.decoder import Decoder, run_layer
 from jaxllm.models.description import Description, Params
-from jaxllm.models.layers import rope_tables
+from jaxllm.models.rope_tables import rope_tables
 from jaxllm.models.step import LayerCache, StepContext
 from jaxllm.weights.spec import ParamSpec
 
@@ -26,8 +25,8 @@ from jaxllm.weights.spec import ParamSpec
 class DecoderModules:
     """The graphs (``nnx.GraphDef``) of a decoder's parts.
 
-    outer: of the embedding and the norm, by name. layers: of each layer. description: of the parameters that they
-    take.
+    outer: of the embeddings and the norms beside the layers, by name. layers: of each layer. description: of the
+    parameters that they take.
     """
 
     config: DecoderConfig
@@ -35,17 +34,17 @@ class DecoderModules:
     layers: tuple[nnx.GraphDef, ...]
     description: Description
 
-    def embed(self, params: Params, token_ids: Int[Array, " T"]) -> Float[Array, "T D"]:
-        """The residual stream's beginning: rows of the embedding."""
-        return nnx.merge(self.outer["embedding"], params["embedding"])(token_ids)
+    def embed(self, params: Params, token_ids: Int[Array, " T"], positions: Int[Array, " T"]) -> Float[Array, "T D"]:
+        """The residual stream's beginning: rows of the embedding, and of that of positions, if there is one."""
+        x = self._run("embedding", params, token_ids)
+        if "positions" in self.outer:
+            x = x + self._run("positions", params, positions + self.config.position_offset)
+        return self._run("embedding_norm", params, x) if "embedding_norm" in self.outer else x
 
     def step_context(self, positions: Int[Array, " T"], slots: Int[Array, " T"], attention: Any) -> StepContext:
         """What the layers of a step share."""
-        size = self.config.head_dim
-        # Angles of zero turn nothing.
-        frequencies = (np.zeros(size // 2, np.float32) if rope is None else rope.inverse_frequencies(size)
-                       for rope in self.config.ropes)
-        return StepContext(tuple(rope_tables(positions, jnp.asarray(each)) for each in frequencies), slots, attention)
+        rotary = tuple(rope_tables(positions, rope, self.config.head_dim) for rope in self.config.ropes)
+        return StepContext(rotary, slots, attention)
 
     def run_layers(self, layers: slice, params: Sequence[Params], x: Float[Array, "T D"], step: StepContext,
                    cache: Sequence[LayerCache]) -> tuple[Float[Array, "T D"], list[LayerCache]]:
@@ -58,7 +57,13 @@ class DecoderModules:
 
     def finish(self, params: Params, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
         """The normalized hidden states."""
-        return nnx.merge(self.outer["norm"], params["norm"])(x)
+        return self._run("norm", params, x)
+
+    def _run(self, name: str, params: Params, x: Array) -> Float[Array, "T D"]:
+        return nnx.merge(self.outer[name], params[name])(x)
+
+
+_OUTER = ("embedding", "positions", "embedding_norm", "norm")
 
 
 @functools.lru_cache(maxsize=4)
@@ -71,5 +76,5 @@ def decoder_modules(config: DecoderConfig, dtype: np.dtype) -> DecoderModules:
         specs[".".join(map(str, path))] = ParamSpec(shape.shape, shape.dtype, variable.axes)
     layers = tuple(map(nnx.graphdef, decoder.layers))
     return DecoderModules(
-        config, {name: nnx.graphdef(getattr(decoder, name)) for name in ("embedding", "norm")}, layers,
+        config, {name: nnx.graphdef(getattr(decoder, name)) for name in _OUTER if hasattr(decoder, name)}, layers,
         Description(specs, tuple(map(layers.index, layers))))

@@ -4,12 +4,41 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from jaxllm.errors import UnsupportedModelError
 from jaxllm.models.config import DecoderConfig
-from jaxllm.models.families import gemma, granite, llama, mistral, olmo, phi3, qwen, seed_oss, smollm3
-from jaxllm.models.families.common import HFConfig, Names, ignored_tensors, weight_map
+from jaxllm.models.families import (
+    bloom,
+    cohere,
+    ernie4_5,
+    exaone4,
+    falcon,
+    gemma,
+    glm,
+    gpt2,
+    gpt_neox,
+    gptj,
+    granite,
+    hunyuan,
+    llama,
+    mistral,
+    mpt,
+    nemotron,
+    olmo,
+    opt,
+    phi,
+    phi3,
+    qwen,
+    seed_oss,
+    smollm3,
+    stablelm,
+    starcoder2,
+)
+from jaxllm.models.families.common import HFConfig
+from jaxllm.models.families.names import Aliases, Names, ignored_tensors, weight_map, with_aliases
+from jaxllm.models.model import Model
+from jaxllm.weights.spec import Piece
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,18 +46,21 @@ class Family:
     """What a family file provides.
 
     variants: the published models that it serves. architectures: of ``config.json``. decoder_config: its translation.
-    names: of the weights.
+    names: of the weights, or what gives them for a config. aliases: other names that checkpoints use.
     """
 
     name: str
     variants: str
     architectures: tuple[str, ...]
     decoder_config: Callable[[HFConfig], DecoderConfig]
-    names: Names
+    names: Names | Callable[[DecoderConfig], Names]
+    aliases: Aliases = ()
 
-    def weight_map(self, config: DecoderConfig) -> dict[str, tuple[str, ...]]:
-        """For each parameter, the checkpoint tensors that make it up, stacked along their first axis."""
-        return weight_map(self.names, config)
+    def weight_map(self, model: Model, stored: Collection[str] = ()) -> dict[str, tuple[Piece, ...]]:
+        """For each parameter, the checkpoint tensors that make it up, stacked along their first axis. stored: the names
+        of those that there are, which decide where a tensor has several."""
+        names = self.names(model.config) if callable(self.names) else self.names
+        return with_aliases(weight_map(names, model.config, model.specs), self.aliases, stored)
 
     def ignored_tensors(self, config: DecoderConfig) -> tuple[str, ...]:
         """Patterns of checkpoint tensors that hold nothing the config and the other tensors do not say."""
@@ -44,10 +76,33 @@ FAMILIES = (
     Family("gemma2", "Gemma 2", gemma.GEMMA2_ARCHITECTURES, gemma.gemma2_config, gemma.GEMMA2_NAMES),
     Family("gemma3", "Gemma 3, text", gemma.GEMMA3_ARCHITECTURES, gemma.gemma3_config, gemma.GEMMA3_NAMES),
     Family("granite", "Granite 3, dense", granite.ARCHITECTURES, granite.decoder_config, granite.NAMES),
-    Family("olmo2", "OLMo 2", olmo.ARCHITECTURES, olmo.decoder_config, olmo.NAMES),
-    Family("phi3", "Phi-3 with 4k tokens, Phi-4", phi3.ARCHITECTURES, phi3.decoder_config, phi3.NAMES),
+    Family("olmo2", "OLMo 2", olmo.OLMO2_ARCHITECTURES, olmo.olmo2_config, olmo.NAMES),
+    Family("olmo3", "OLMo 3", olmo.OLMO3_ARCHITECTURES, olmo.olmo3_config, olmo.NAMES),
+    Family("phi", "Phi-1, Phi-1.5, Phi-2", phi.ARCHITECTURES, phi.decoder_config, phi.NAMES),
+    Family("phi3", "Phi-3, Phi-3.5 mini, Phi-4, Phi-4 mini", phi3.ARCHITECTURES, phi3.decoder_config, phi3.NAMES),
     Family("seed_oss", "Seed-OSS", seed_oss.ARCHITECTURES, seed_oss.decoder_config, seed_oss.NAMES),
     Family("smollm3", "SmolLM3", smollm3.ARCHITECTURES, smollm3.decoder_config, smollm3.NAMES),
+    Family("stablelm", "StableLM, StableLM 2", stablelm.ARCHITECTURES, stablelm.decoder_config, stablelm.names),
+    Family("starcoder2", "StarCoder 2", starcoder2.ARCHITECTURES, starcoder2.decoder_config, starcoder2.NAMES),
+    Family("gpt_neox", "GPT-NeoX, Pythia", gpt_neox.ARCHITECTURES, gpt_neox.decoder_config, gpt_neox.NAMES,
+           gpt_neox.ALIASES),
+    Family("gptj", "GPT-J", gptj.ARCHITECTURES, gptj.decoder_config, gptj.NAMES),
+    Family("gpt2", "GPT-2, DistilGPT-2", gpt2.ARCHITECTURES, gpt2.decoder_config, gpt2.NAMES, gpt2.ALIASES),
+    Family("cohere", "Command R, Command R+, Aya 23 and Expanse", cohere.COHERE_ARCHITECTURES, cohere.cohere_config,
+           cohere.COHERE_NAMES),
+    Family("cohere2", "Command R7B, Command A", cohere.COHERE2_ARCHITECTURES, cohere.cohere2_config,
+           cohere.COHERE2_NAMES),
+    Family("glm", "GLM-4 of 2024", glm.GLM_ARCHITECTURES, glm.glm_config, glm.GLM_NAMES),
+    Family("glm4", "GLM-4 of 2025, GLM-Z1", glm.GLM4_ARCHITECTURES, glm.glm4_config, glm.GLM4_NAMES),
+    Family("nemotron", "Nemotron 3 and 4, Minitron", nemotron.ARCHITECTURES, nemotron.decoder_config, nemotron.NAMES),
+    Family("exaone4", "EXAONE 4", exaone4.ARCHITECTURES, exaone4.decoder_config, exaone4.NAMES),
+    Family("ernie4_5", "Ernie 4.5, dense", ernie4_5.ARCHITECTURES, ernie4_5.decoder_config, ernie4_5.NAMES),
+    Family("hunyuan_v1_dense", "Hunyuan, dense", hunyuan.ARCHITECTURES, hunyuan.decoder_config, hunyuan.NAMES),
+    Family("falcon", "Falcon 7B to 180B, Falcon 2, Falcon-RW", falcon.ARCHITECTURES, falcon.decoder_config,
+           falcon.names),
+    Family("opt", "OPT, but for 350M", opt.ARCHITECTURES, opt.decoder_config, opt.NAMES, opt.ALIASES),
+    Family("bloom", "BLOOM, BLOOMZ", bloom.ARCHITECTURES, bloom.decoder_config, bloom.NAMES, bloom.ALIASES),
+    Family("mpt", "MPT 7B and 30B", mpt.ARCHITECTURES, mpt.decoder_config, mpt.NAMES),
 )
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from jaxllm.errors import UnsupportedModelError
 from jaxllm.loading import open_model
 from jaxllm.models.config import DecoderConfig
+from jaxllm.models.rope import RopeConfig
 from jaxllm.quantization.gguf_tokenizer import tokenizer_metadata
 from jaxllm.quantization.rope import frequency_divisors
 from jaxllm.weights.names import ARCHITECTURES, Architecture, unpermuted_rows
@@ -62,7 +63,8 @@ def gguf_model(source: ModelSource) -> GGUFModel:
         raise UnsupportedModelError(f"{source.path}: models of the family {family!r} cannot be written as .gguf files; "
                                     f"those of {', '.join(sorted(_ARCHITECTURES))} can, and any can be written as int8")
     architecture = _ARCHITECTURES[family]
-    names = [name for names in opened.family.weight_map(config).values() for name in names]
+    plan = opened.family.weight_map(opened.model, source.tensors)
+    names = [piece.name for pieces in plan.values() for piece in pieces]
     metadata = {"general.type": "model", "general.name": source.name, **_METADATA[architecture](config, source),
                 **tokenizer_metadata(source, config.vocab_size)}
     tensors = list(_tensors(source, names, ARCHITECTURES[architecture], config))
@@ -73,17 +75,26 @@ def _llama_metadata(config: DecoderConfig, source: ModelSource) -> dict[str, Any
     if config.sliding_window is not None and config.sliding_window < config.max_position_embeddings:
         raise UnsupportedModelError(f"{source.path}: sliding_window={config.sliding_window} cannot be said in a .gguf "
                                     "file of the architecture 'llama', whose attention is full; write it as int8")
+    rope = _writable_rope(config, source)
     metadata: dict[str, Any] = {
         "block_count": config.num_layers, "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size, "feed_forward_length": config.intermediate_size,
         "attention.head_count": config.num_heads, "attention.head_count_kv": config.num_kv_heads,
         "attention.key_length": config.head_dim, "attention.value_length": config.head_dim,
-        "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps), "rope.freq_base": float(config.rope.theta),
+        "attention.layer_norm_rms_epsilon": float(config.norm_eps), "rope.freq_base": float(rope.theta),
         "rope.dimension_count": config.head_dim, "vocab_size": config.vocab_size,
     }
-    if config.rope.kind == "linear":
-        metadata |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(config.rope.factor)}
+    if rope.kind == "linear":
+        metadata |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(rope.factor)}
     return {f"llama.{name}": value for name, value in metadata.items()}
+
+
+def _writable_rope(config: DecoderConfig, source: ModelSource) -> RopeConfig:
+    rope = config.rope
+    if rope is None or rope.kind not in ("default", "linear", "llama3") or rope.rotary_dim is not None:
+        raise UnsupportedModelError(f"{source.path}: of rotary embeddings, those of whole heads and of the kinds "
+                                    "default, linear and llama3 can be written as .gguf files; write it as int8")
+    return rope
 
 
 _METADATA: dict[str, Callable[[DecoderConfig, ModelSource], dict[str, Any]]] = {"llama": _llama_metadata}
@@ -96,8 +107,9 @@ def _tensors(source: ModelSource, names: list[str], architecture: Architecture, 
              ) -> Iterator[ModelTensor]:
     theirs = {ours: theirs for theirs, ours in architecture.tensors.items()}
     heads = {"num_attention_heads": config.num_heads, "num_key_value_heads": config.num_kv_heads}
-    if config.rope.kind == "llama3" or config.rope.frequency_divisors is not None:
-        divisors = frequency_divisors(config.rope, config.head_dim)
+    rope = _writable_rope(config, source)
+    if rope.kind == "llama3" or rope.frequency_divisors is not None:
+        divisors = frequency_divisors(rope, config.head_dim)
         yield ModelTensor("rope_freqs.weight", "", divisors.shape, lambda start, stop: divisors)
     for name in names:
         layer = re.search(r"\.layers\.(\d+)\.", name)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxllm.errors import CheckpointError
+from jaxllm.errors import CheckpointError, UnsupportedModelError
 from jaxllm.loading import open_model
 from jaxllm.quantization.output import check_target, written_whole
 from jaxllm.quantization.result import Quantized
@@ -31,6 +31,7 @@ REPLACEABLE = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.tikt
 """Names in a folder that ``overwrite`` replaces."""
 
 KIND = "int8"
+_PLAIN = ("embedding.weight", "positions.weight", "head.weight")
 _ELEMENTS_AT_ONCE = 1 << 20
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -46,10 +47,14 @@ def write_int8_folder(source: ModelSource, target: Path, *, overwrite: bool = Fa
     """
     check_target(target, [source.path], overwrite=overwrite, replaceable=REPLACEABLE)
     opened = open_model(source, "float32", quantization="none")
-    plan = opened.family.weight_map(opened.model.config)
-    matrices = {name for path, names in plan.items() for name in names
-                if len(opened.model.specs[path].shape) == 2 and path not in ("embedding.weight", "head.weight")}
-    names = [name for names in plan.values() for name in names]
+    plan = opened.family.weight_map(opened.model, source.tensors)
+    matrices = {piece.name for path, pieces in plan.items() for piece in pieces
+                if len(opened.model.specs[path].shape) == 2 and path not in _PLAIN}
+    if turned := [piece.name for path, pieces in plan.items() for piece in pieces if piece.name in matrices
+                  and source.tensors[piece.name].shape[-1] != opened.model.specs[path].shape[1]]:
+        raise UnsupportedModelError(f"{source.path} keeps matrices such as {turned[0]!r} [in, out], whose rows cannot "
+                                    "be quantized one by one; load it with quantization='int8' instead")
+    names = [piece.name for pieces in plan.values() for piece in pieces]
     tensors: list[NewTensor] = []
     for name in names:
         tensors += _Int8Matrix(source, name, progress).tensors if name in matrices else [_plain(source, name, progress)]

@@ -81,7 +81,7 @@ class StepFunctions:
         # A slot that has no token (``NO_TOKEN``) fails when the host learns of it; until then any will do.
         token_ids = jnp.where(batch.fed < 0, batch.token_ids, jnp.maximum(newest[batch.fed], 0))
         step = self.model.modules.step_context(where.positions, slots, attention)
-        return self.model.modules.embed(outer, token_ids), step, batch.sample_rows
+        return self.model.modules.embed(outer, token_ids, where.positions), step, batch.sample_rows
 
     def layers(self, kind: int, params: Sequence[Leaves], x: Float[Array, "T D"], step: StepContext, cache: KVPool
                ) -> tuple[Float[Array, "T D"], KVPool]:

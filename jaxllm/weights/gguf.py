@@ -47,10 +47,12 @@ class GGUFSource(ModelSource):
         self._stored: dict[str, tuple[GGUFTensor, Path]] = {}
         self._row_order: dict[str, np.ndarray] = {}
         self._raised: set[str] = set()
+        self._transposed: set[str] = set()
         for header in headers:
             self._add(header)
         self.tensors = {
-            name: TensorInfo(tensor.shape, tensor.kind.name, tensor.nbytes)
+            name: TensorInfo(tensor.shape[::-1] if name in self._transposed else tensor.shape, tensor.kind.name,
+                             tensor.nbytes)
             for name, (tensor, _) in self._stored.items()
         }
         self._complete_config()
@@ -69,6 +71,9 @@ class GGUFSource(ModelSource):
             return
         if name in self._row_order:
             self._read_reordered(name, start, stop, out)
+            return
+        if name in self._transposed:
+            self._read_transposed(name, start, stop, out)
             return
         offset = tensor.offset + start * (tensor.nbytes // max(self.tensors[name].rows, 1))
         plain = plain_dtype(tensor.kind)
@@ -94,6 +99,15 @@ class GGUFSource(ModelSource):
         decode(raw, tensor.kind, values)
         values -= 1
         cast(values, out)
+
+    def _read_transposed(self, name: str, start: int, stop: int, out: np.ndarray) -> None:
+        """``read_rows`` for columns of the file's matrix, all of which is decoded for it."""
+        tensor, path = self._stored[name]
+        raw, values = np.empty(tensor.nbytes, np.uint8), np.empty(tensor.shape, self.dtype(name))
+        with open_unbuffered(path) as file:
+            read_into(file, tensor.offset, raw)
+        decode(raw, tensor.kind, values.reshape(-1))
+        cast(values.T[start:stop], out)
 
     def _read_reordered(self, name: str, start: int, stop: int, out: np.ndarray) -> None:
         """``read_rows`` for rows that lie in another order; they are put in order while still quantized."""
@@ -136,6 +150,8 @@ class GGUFSource(ModelSource):
             self._stored[name] = tensor, header.path
             if pattern in self._architecture.raised:
                 self._raised.add(name)
+            if pattern in self._architecture.transposed:
+                self._transposed.add(name)
             if pattern in self._architecture.permuted:
                 heads = self._config[self._architecture.permuted[pattern]]
                 if not tensor.shape or tensor.shape[0] == 0 or tensor.shape[0] % (2 * heads):
@@ -145,7 +161,7 @@ class GGUFSource(ModelSource):
 
     def _complete_config(self) -> None:
         """Add what the tensors and the tokenizer tell, the same way for every architecture."""
-        embedding = self.tensors.get("model.embed_tokens.weight")
+        embedding = self.tensors.get(self._architecture.tensors["token_embd.weight"])
         if embedding is None or len(embedding.shape) != 2:
             raise CheckpointError(f"{self.path} has no tensor 'token_embd.weight' with two dimensions")
         self._config["vocab_size"] = embedding.shape[0]

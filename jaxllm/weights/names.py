@@ -31,6 +31,7 @@ class Architecture:
     permuted: GGUF names (with ``{}``) whose rows llama.cpp reorders for its rotary embedding, to the ``config`` key
         that holds their number of heads.
     raised: GGUF names (with ``{}``) of norms that llama.cpp stores with 1 added.
+    transposed: GGUF names (with ``{}``) of matrices that Hugging Face keeps ``[in, out]``.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Architecture:
     config: Callable[[Metadata], dict[str, Any]]
     permuted: Mapping[str, str] = dataclasses.field(default_factory=dict)
     raised: frozenset[str] = frozenset()
+    transposed: frozenset[str] = frozenset()
 
 
 def architecture_of(metadata: Metadata, where: object) -> Architecture:
@@ -96,6 +98,9 @@ def _rope_scaling(metadata: Metadata, prefix: str) -> dict[str, Any] | None:
     factor = metadata.get(f"{prefix}.rope.scaling.factor", metadata.get(f"{prefix}.rope.scale_linear"))
     if kind == "none" or (kind is None and factor in (None, 0.0, 1.0)):
         return None
+    if metadata.get(f"{prefix}.rope.scaling.attn_factor", 1.0) != 1:
+        raise UnsupportedModelError(f"the GGUF metadata {f'{prefix}.rope.scaling.attn_factor'!r} is "
+                                    f"{metadata[f'{prefix}.rope.scaling.attn_factor']!r}; supported is 1")
     scaling = {"rope_type": kind or "linear", "factor": factor}
     original = metadata.get(f"{prefix}.rope.scaling.original_context_length")
     if original is not None:
@@ -104,7 +109,7 @@ def _rope_scaling(metadata: Metadata, prefix: str) -> dict[str, Any] | None:
 
 
 def _common_config(metadata: Metadata, prefix: str) -> dict[str, Any]:
-    """What all architectures here say alike."""
+    """What all architectures with rotary embeddings say alike, but for the norms' epsilon."""
     heads = _integer(metadata, f"{prefix}.attention.head_count")
     width = _integer(metadata, f"{prefix}.embedding_length")
     head_dim = _integer(metadata, f"{prefix}.attention.key_length", max(1, width // heads))
@@ -119,34 +124,39 @@ def _common_config(metadata: Metadata, prefix: str) -> dict[str, Any]:
         "num_attention_heads": heads,
         "num_key_value_heads": _integer(metadata, f"{prefix}.attention.head_count_kv", heads),
         "head_dim": head_dim,
-        "rms_norm_eps": require(metadata, f"{prefix}.attention.layer_norm_rms_epsilon"),
         "rope_theta": metadata.get(f"{prefix}.rope.freq_base", 10000.0),
         "rope_scaling": _rope_scaling(metadata, prefix),
         "max_position_embeddings": _integer(metadata, f"{prefix}.context_length"),
     }
 
 
+def _rms_config(metadata: Metadata, prefix: str) -> dict[str, Any]:
+    """The same, with root-mean-square normalization."""
+    epsilon = require(metadata, f"{prefix}.attention.layer_norm_rms_epsilon")
+    return _common_config(metadata, prefix) | {"rms_norm_eps": epsilon}
+
+
 def _llama_config(metadata: Metadata) -> dict[str, Any]:
     if metadata.get("llama.expert_count"):
         raise UnsupportedModelError(f"GGUF architecture 'llama' with llama.expert_count="
                                     f"{metadata['llama.expert_count']} (mixture of experts) is not supported")
-    return _common_config(metadata, "llama") | {"model_type": "llama", "hidden_act": "silu"}
+    return _rms_config(metadata, "llama") | {"model_type": "llama", "hidden_act": "silu"}
 
 
 def _qwen2_config(metadata: Metadata) -> dict[str, Any]:
-    return _common_config(metadata, "qwen2") | {"model_type": "qwen2", "hidden_act": "silu"}
+    return _rms_config(metadata, "qwen2") | {"model_type": "qwen2", "hidden_act": "silu"}
 
 
 def _qwen3_config(metadata: Metadata) -> dict[str, Any]:
-    return _common_config(metadata, "qwen3") | {"model_type": "qwen3", "hidden_act": "silu"}
+    return _rms_config(metadata, "qwen3") | {"model_type": "qwen3", "hidden_act": "silu"}
 
 
 def _gemma_config(metadata: Metadata) -> dict[str, Any]:
-    return _common_config(metadata, "gemma") | {"model_type": "gemma", "hidden_act": "gelu_pytorch_tanh"}
+    return _rms_config(metadata, "gemma") | {"model_type": "gemma", "hidden_act": "gelu_pytorch_tanh"}
 
 
 def _gemma2_config(metadata: Metadata) -> dict[str, Any]:
-    config = _common_config(metadata, "gemma2")
+    config = _rms_config(metadata, "gemma2")
     return config | {
         "model_type": "gemma2",
         "hidden_activation": "gelu_pytorch_tanh",
@@ -158,7 +168,7 @@ def _gemma2_config(metadata: Metadata) -> dict[str, Any]:
 
 
 def _gemma3_config(metadata: Metadata) -> dict[str, Any]:
-    config = _common_config(metadata, "gemma3")
+    config = _rms_config(metadata, "gemma3")
     return config | {
         "model_type": "gemma3_text",
         "hidden_activation": "gelu_pytorch_tanh",
@@ -167,6 +177,29 @@ def _gemma3_config(metadata: Metadata) -> dict[str, Any]:
         "sliding_window": require(metadata, "gemma3.attention.sliding_window"),
         "final_logit_softcapping": metadata.get("gemma3.final_logit_softcapping"),
         "query_pre_attn_scalar": _attention_scalar(config, largest=62),
+    }
+
+
+def _gpt2_config(metadata: Metadata) -> dict[str, Any]:
+    return {
+        "model_type": "gpt2",
+        "n_embd": _integer(metadata, "gpt2.embedding_length"),
+        "n_layer": _integer(metadata, "gpt2.block_count"),
+        "n_head": _integer(metadata, "gpt2.attention.head_count"),
+        "n_inner": _integer(metadata, "gpt2.feed_forward_length"),
+        "n_positions": _integer(metadata, "gpt2.context_length"),
+        "layer_norm_epsilon": require(metadata, "gpt2.attention.layer_norm_epsilon"),
+        "activation_function": "gelu_new",
+    }
+
+
+def _starcoder2_config(metadata: Metadata) -> dict[str, Any]:
+    return _common_config(metadata, "starcoder2") | {
+        "model_type": "starcoder2",
+        "hidden_act": "gelu_pytorch_tanh",
+        "norm_epsilon": require(metadata, "starcoder2.attention.layer_norm_epsilon"),
+        "sliding_window": metadata.get("starcoder2.attention.sliding_window"),
+        "use_bias": True,
     }
 
 
@@ -207,6 +240,28 @@ _GEMMA2_TENSORS = _LLAMA_TENSORS | {
 }
 
 
+_GPT2_MATRICES = {
+    "attn_qkv": "attn.c_attn", "attn_output": "attn.c_proj", "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
+_GPT2_TENSORS = {
+    "token_embd.weight": "transformer.wte.weight",
+    "position_embd.weight": "transformer.wpe.weight",
+    "output.weight": "lm_head.weight",
+    **{f"{ours}.{part}": f"transformer.{theirs}.{part}"
+       for part in ("weight", "bias")
+       for ours, theirs in {
+           "output_norm": "ln_f", "blk.{}.attn_norm": "h.{}.ln_1", "blk.{}.ffn_norm": "h.{}.ln_2",
+           **{f"blk.{{}}.{ours}": f"h.{{}}.{theirs}" for ours, theirs in _GPT2_MATRICES.items()}}.items()},
+}
+
+_STARCODER2_TENSORS = _LLAMA_TENSORS | {
+    "output_norm.bias": "model.norm.bias",
+    "blk.{}.attn_norm.bias": "model.layers.{}.input_layernorm.bias",
+    "blk.{}.ffn_norm.bias": "model.layers.{}.post_attention_layernorm.bias",
+    **{f"blk.{{}}.ffn_{ours}.{part}": f"model.layers.{{}}.mlp.{theirs}.{part}"
+       for part in ("weight", "bias") for ours, theirs in {"up": "c_fc", "down": "c_proj"}.items()},
+}
+
+
 def _gemma(name: str, tensors: Mapping[str, str], config: Callable[[Metadata], dict[str, Any]]) -> Architecture:
     raised = frozenset(tensor for tensor in tensors if tensor.endswith("norm.weight"))
     return Architecture(name, tensors, config, raised=raised)
@@ -228,4 +283,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gemma": _gemma("GemmaForCausalLM", _LLAMA_TENSORS, _gemma_config),
     "gemma2": _gemma("Gemma2ForCausalLM", _GEMMA2_TENSORS, _gemma2_config),
     "gemma3": _gemma("Gemma3ForCausalLM", _GEMMA2_TENSORS | _QK_NORMS, _gemma3_config),
+    "gpt2": Architecture("GPT2LMHeadModel", _GPT2_TENSORS, _gpt2_config,
+                         transposed=frozenset(f"blk.{{}}.{name}.weight" for name in _GPT2_MATRICES)),
+    "starcoder2": Architecture("Starcoder2ForCausalLM", _STARCODER2_TENSORS, _starcoder2_config),
 }

@@ -25,6 +25,7 @@ def paged_attention(
     window: int | None = None,
     soft_cap: float | None = None,
     sinks: Float[Array, " N"] | None = None,
+    alibi_slopes: Float[Array, " N"] | None = None,
     return_lse: Literal[False] = False,
     implementation: str | None = None,
 ) -> Float[Array, "T N H"]: ...
@@ -41,6 +42,7 @@ def paged_attention(
     window: int | None = None,
     soft_cap: float | None = None,
     sinks: Float[Array, " N"] | None = None,
+    alibi_slopes: Float[Array, " N"] | None = None,
     return_lse: Literal[True],
     implementation: str | None = None,
 ) -> tuple[Float[Array, "T N H"], Float[Array, "T N"]]: ...
@@ -56,6 +58,7 @@ def paged_attention(
     window: int | None = None,
     soft_cap: float | None = None,
     sinks: Float[Array, " N"] | None = None,
+    alibi_slopes: Float[Array, " N"] | None = None,
     return_lse: bool = False,
     implementation: str | None = None,
 ) -> Float[Array, "T N H"] | tuple[Float[Array, "T N H"], Float[Array, "T N"]]:
@@ -71,13 +74,16 @@ def paged_attention(
         window: a query at position p sees positions ``p - window + 1 .. p`` only. Older slots are not read.
         soft_cap: scores become ``soft_cap * tanh(scores / soft_cap)``.
         sinks: one float32 logit per head that takes part in the softmax's denominator and has no value.
+        alibi_slopes: one float32 number per head; that times how far a key lies back is taken from its score, after any
+            soft cap (Press et al. 2022, ALiBi).
         return_lse: also return the natural log of the softmax's denominator (sinks included), float32 [T, N];
             ``-inf`` for padding tokens.
         implementation: a name from ``registry.implementations("paged_attention")``.
     """
-    _check(q, k_pool, v_pool, metadata, scale, window, soft_cap, sinks)
+    _check(q, k_pool, v_pool, metadata, scale, window, soft_cap, {"sinks": sinks, "alibi_slopes": alibi_slopes})
     operands = {"q": q, "k_pool": k_pool, "v_pool": v_pool, "metadata": metadata}
-    options = {"scale": scale, "window": window, "soft_cap": soft_cap, "sinks": sinks, "return_lse": return_lse}
+    options = {"scale": scale, "window": window, "soft_cap": soft_cap, "sinks": sinks,
+               "alibi_slopes": alibi_slopes, "return_lse": return_lse}
     choice = registry.choose("paged_attention", implementation, operands=operands | options)
     return choice.run(**operands, **options)
 
@@ -90,7 +96,7 @@ def _check(
     scale: float,
     window: int | None,
     soft_cap: float | None,
-    sinks: Array | None,
+    of_heads: dict[str, Array | None],
 ) -> None:
     if q.ndim != 3:
         raise ValueError(f"q must be [T, N, H], got shape {q.shape}")
@@ -122,5 +128,6 @@ def _check(
         raise ValueError(f"window={window} must be at least 1, or None for full attention")
     if soft_cap is not None and not soft_cap > 0:
         raise ValueError(f"soft_cap={soft_cap} must be positive, or None for no cap")
-    if sinks is not None and (sinks.shape != (num_heads,) or sinks.dtype != jnp.float32):
-        raise ValueError(f"sinks must be float32 [N] = [{num_heads}], got {sinks.dtype} {sinks.shape}")
+    for name, array in of_heads.items():
+        if array is not None and (array.shape != (num_heads,) or array.dtype != jnp.float32):
+            raise ValueError(f"{name} must be float32 [N] = [{num_heads}], got {array.dtype} {array.shape}")

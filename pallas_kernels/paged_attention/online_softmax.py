@@ -62,12 +62,16 @@ def add_group(
     *,
     scale: float,
     soft_cap: float | None,
+    biases: Float[Array, "B Q G"] | None = None,
 ) -> State:
-    """Take in G more keys; ``visible`` says which query sees which. Values that nobody sees must be finite."""
+    """Take in G more keys; ``visible`` says which query sees which; biases are added to the scores. Values that nobody
+    sees must be finite."""
     factors = scale if keys.k_scales is None else scale * keys.k_scales[:, None, :]
     scores = jnp.einsum("bqh,bgh->bqg", q, keys.k, preferred_element_type=jnp.float32) * factors
     if soft_cap is not None:
         scores = lax.optimization_barrier(soft_cap * jnp.tanh(lax.optimization_barrier(scores / soft_cap)))
+    if biases is not None:  # isolated, or a product and the sum may become one operation
+        scores = lax.optimization_barrier(scores) + lax.optimization_barrier(biases)
     scores = jnp.where(visible, scores, -jnp.inf)
     largest = jnp.maximum(state.largest, jnp.max(scores, axis=-1))
     factor = isolated_exp(state.largest - largest)

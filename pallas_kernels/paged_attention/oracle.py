@@ -23,6 +23,7 @@ def paged_attention_oracle(
     window: int | None = None,
     soft_cap: float | None = None,
     sinks: Float[Array, " N"] | None = None,
+    alibi_slopes: Float[Array, " N"] | None = None,
     return_lse: bool = False,
 ) -> Array | tuple[Array, Array]:
     """Compute in float64 on the host; under ``jit`` through a callback."""
@@ -32,15 +33,11 @@ def paged_attention_oracle(
     )
 
     def on_host(*arrays: Any) -> tuple[np.ndarray, np.ndarray]:
-        q, k_pool, v_pool, tables, query_start, lengths, *rest = jax.tree.map(np.asarray, arrays)
-        return attend_rows(
-            q, k_pool, v_pool, tables, query_start, lengths, scale, window, soft_cap, rest[0] if rest else None
-        )
+        q, k_pool, v_pool, tables, query_start, lengths, sinks, slopes = jax.tree.map(np.asarray, arrays)
+        return attend_rows(q, k_pool, v_pool, tables, query_start, lengths, scale, window, soft_cap, sinks, slopes)
 
-    arguments = [q, k_pool, v_pool, metadata.tables, metadata.query_start, metadata.lengths]
-    if sinks is not None:
-        arguments.append(sinks)
-    values, lse = jax.pure_callback(on_host, out, *arguments)
+    operands = (q, k_pool, v_pool, metadata.tables, metadata.query_start, metadata.lengths)
+    values, lse = jax.pure_callback(on_host, out, *operands, sinks, alibi_slopes)
     values = values.astype(q.dtype)
     return (values, lse) if return_lse else values
 
@@ -56,6 +53,7 @@ def attend_rows(
     window: int | None = None,
     soft_cap: float | None = None,
     sinks: np.ndarray | None = None,
+    alibi_slopes: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The same on numpy arrays: one query, one head, its visible keys, a softmax."""
     num_tokens, num_heads, head_dim = q.shape
@@ -75,6 +73,8 @@ def attend_rows(
                 logits = keys @ q[token, head].astype(np.float64) * scale
                 if soft_cap is not None:
                     logits = soft_cap * np.tanh(logits / soft_cap)
+                if alibi_slopes is not None:
+                    logits = logits - np.float64(alibi_slopes[head]) * (position - visible)
                 extra = [] if sinks is None else [np.float64(sinks[head])]
                 largest = max([logits.max(), *extra])
                 weights = np.exp(logits - largest)

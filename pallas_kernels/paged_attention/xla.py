@@ -27,6 +27,7 @@ class _Softmax:
     window: int | None
     soft_cap: float | None
     sinks: Float[Array, " N"] | None
+    slopes: Float[Array, " N"] | None
 
 
 def paged_attention_xla(
@@ -39,10 +40,11 @@ def paged_attention_xla(
     window: int | None = None,
     soft_cap: float | None = None,
     sinks: Float[Array, " N"] | None = None,
+    alibi_slopes: Float[Array, " N"] | None = None,
     return_lse: bool = False,
 ) -> Array | tuple[Array, Array]:
     """The contract of `paged_attention`, for any XLA backend; bitwise independent of the batch on the CPU."""
-    softmax = _Softmax(scale, window, soft_cap, sinks)
+    softmax = _Softmax(scale, window, soft_cap, sinks, alibi_slopes)
     keys = PagedKeys(k_pool, v_pool, metadata.tables, q.dtype)
     tiles = cut_into_tiles(metadata.query_start, metadata.lengths, metadata.num_tokens_padded)
     decode, decode_lse = _decode_rows(q, keys, metadata, tiles, softmax)
@@ -64,10 +66,13 @@ def _decode_rows(
     repeat = num_heads // keys.num_kv_heads
     num_queries = max(2, repeat)  # one row alone would run in a different dot kernel
 
-    sinks = None
-    if softmax.sinks is not None:
-        sinks = jnp.tile(softmax.sinks.reshape(keys.num_kv_heads, repeat), (size, 1))
-        sinks = jnp.pad(sinks, ((0, 0), (0, num_queries - repeat)))
+    def of_queries(of_heads: Float[Array, " N"] | None) -> Float[Array, "B Q"] | None:
+        if of_heads is None:
+            return None
+        tiled = jnp.tile(of_heads.reshape(keys.num_kv_heads, repeat), (size, 1))
+        return jnp.pad(tiled, ((0, 0), (0, num_queries - repeat)))
+
+    sinks, slopes = of_queries(softmax.sinks), of_queries(softmax.slopes)
 
     def one_tile(tile: Int32[Array, ""], results: tuple[Array, Array]) -> tuple[Array, Array]:
         here = (tile * size,)
@@ -83,7 +88,9 @@ def _decode_rows(
             positions = part.positions
             visible = (positions >= firsts[:, None]) & (positions < ends[:, None])
             visible = jnp.repeat(visible, keys.num_kv_heads, axis=0)[:, None, :]
-            return add_group(state, queries, part, visible, scale=softmax.scale, soft_cap=softmax.soft_cap)
+            back = jnp.repeat(positions - (ends[:, None] - 1), keys.num_kv_heads, axis=0)[:, None, :]
+            return add_group(state, queries, part, visible, scale=softmax.scale, soft_cap=softmax.soft_cap,
+                             biases=_biases(slopes, back))
 
         state = start(size * keys.num_kv_heads, num_queries, head_dim, sinks)
         first_group = _first_group(keys, jnp.where(ends > 0, firsts, jnp.iinfo(jnp.int32).max), softmax)
@@ -111,9 +118,8 @@ def _prefill_chunks(
         return results
     num_kv_heads, repeat = keys.num_kv_heads, num_heads // keys.num_kv_heads
 
-    sinks = None
-    if softmax.sinks is not None:
-        sinks = jnp.repeat(softmax.sinks.reshape(num_kv_heads, repeat), size, axis=1)
+    sinks, slopes = (None if of_heads is None else jnp.repeat(of_heads.reshape(num_kv_heads, repeat), size, axis=1)
+                     for of_heads in (softmax.sinks, softmax.slopes))
 
     def one_tile(tile: Int32[Array, ""], results: tuple[Array, Array]) -> tuple[Array, Array]:
         row, token = tiles.prefill_rows[tile], tiles.prefill_tokens[tile]
@@ -137,7 +143,9 @@ def _prefill_chunks(
             positions = part.positions
             visible = (positions <= at[:, None]) & (positions >= oldest[:, None])
             visible = jnp.tile(visible, (repeat, 1))[None]
-            return add_group(state, queries, part, visible, scale=softmax.scale, soft_cap=softmax.soft_cap)
+            back = jnp.tile(positions - at[:, None], (repeat, 1))[None]
+            return add_group(state, queries, part, visible, scale=softmax.scale, soft_cap=softmax.soft_cap,
+                             biases=_biases(slopes, back))
 
         state = start(num_kv_heads, repeat * size, head_dim, sinks)
         values, lse = finish(lax.fori_loop(_first_group(keys, first, softmax), keys.num_groups(end), one_group, state))
@@ -149,6 +157,11 @@ def _prefill_chunks(
         )
 
     return lax.fori_loop(0, tiles.num_prefill_tiles, one_tile, results)
+
+
+def _biases(slopes: Float[Array, "B Q"] | None, back: Int32[Array, "B Q G"]) -> Float[Array, "B Q G"] | None:
+    """What ALiBi adds to the scores. back: where the keys lie, counted from the queries; 0 or less where visible."""
+    return None if slopes is None else slopes[:, :, None] * back
 
 
 def _first_group(keys: PagedKeys, first: Int32[Array, " ..."], softmax: _Softmax) -> Int32[Array, ""] | int:

@@ -9,8 +9,11 @@ import jax
 import numpy as np
 import pytest
 import safetensors.numpy
+from support import tiny_model
 from tiny_folder import CONFIG, write_tiny_folder
 
+from jaxllm.cli.report import kernels_of
+from jaxllm.engine.build import cache_spec
 from jaxllm.environment import COMPILATION_CACHE, COMPILATION_CACHE_BYTES
 from jaxllm.weights import ConfigSource
 from jaxllm.weights.packaged import PACKAGED_MODELS
@@ -166,6 +169,11 @@ def test_a_cache_in_int8_is_said_and_counted_with_its_scales(run):
     assert found["running"]["kv_bytes_per_token"] == 2 * 30 * 3 * (64 + 4)
     assert "KV cache per token" in (text := run("info", "--kv-cache-dtype", "int8").stdout)
     assert "in int8" in text
+
+
+def test_linear_biases_are_said_to_run_in_xla():
+    model, _ = tiny_model("bfloat16", head_dim=16, rope=None, alibi_slopes=(0.5,) * 6)
+    assert kernels_of(model, cache_spec(model, "auto"))["paged_attention"] == "xla"
 
 
 def test_a_model_that_is_not_there_is_an_error(run):

@@ -131,7 +131,7 @@ def quantized(pool: np.ndarray, garbage: float) -> Int8Pool:
 
 
 @partial(jax.jit, static_argnames=("scale", "window", "soft_cap", "implementation"))
-def _attend(q, k_pool, v_pool, tables, query_start, lengths, sinks, *, scale, window, soft_cap, implementation):
+def _attend(q, k_pool, v_pool, tables, query_start, lengths, sinks, slopes, *, scale, window, soft_cap, implementation):
     metadata = paged_attention_metadata(tables, query_start, lengths, q.shape[0], k_pool.shape[2])
     return paged_attention(
         q,
@@ -142,6 +142,7 @@ def _attend(q, k_pool, v_pool, tables, query_start, lengths, sinks, *, scale, wi
         window=window,
         soft_cap=soft_cap,
         sinks=sinks,
+        alibi_slopes=slopes,
         return_lse=True,
         implementation=implementation,
     )
@@ -149,17 +150,19 @@ def _attend(q, k_pool, v_pool, tables, query_start, lengths, sinks, *, scale, wi
 
 def attend(
     case: Case,
-    implementation: str,
+    implementation: str | None,
     *,
     window: int | None = None,
     soft_cap: float | None = None,
     sinks: np.ndarray | None = None,
+    alibi_slopes: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Output (exactly as float32) and lse of a case."""
     out, lse = _attend(
         *jax.tree.map(
             jnp.asarray, (case.q, case.k_pool, case.v_pool, case.tables, case.query_start, case.lengths)),
         None if sinks is None else jnp.asarray(sinks, jnp.float32),
+        None if alibi_slopes is None else jnp.asarray(alibi_slopes, jnp.float32),
         scale=case.q.shape[-1] ** -0.5,
         window=window,
         soft_cap=soft_cap,

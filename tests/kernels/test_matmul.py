@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from kernels.native import AVAILABLE, INSTRUCTION_SETS_HERE, check_rows_alone, in_a_process, needs_native
 
-from pallas_kernels import cpu, implementations, matmul
+from pallas_kernels import implementations, matmul
 
 SHAPES = [(576, 960), (1536, 576), (33, 7), (1, 1), (100, 130), (64, 16), (608, 40), (31, 100)]
 

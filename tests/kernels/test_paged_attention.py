@@ -63,6 +63,25 @@ def test_mixed_step_equals_the_oracle_in_other_dtypes(option, dtype):
     check("xla", pc.Shape(dtype=dtype), *MIXED, **OPTIONS[option])
 
 
+SLOPES = 2.0 ** -np.arange(1, 10)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", pytest.param("int8", marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("options", [{}, {"window": 100, "soft_cap": 5.0, "with_sinks": True}], ids=["plain", "all"])
+def test_linear_biases_equal_the_oracle(options, dtype):
+    check("xla", pc.Shape(9, 3, dtype=dtype), *MIXED, alibi_slopes=SLOPES.astype(np.float32), **options)
+
+
+@needs_native
+def test_linear_biases_are_left_to_xla_by_native_kernels():
+    case = pc.build(np.random.default_rng(0), pc.Shape(9, 3), [1, 5], [7, 5], 8)
+    slopes = SLOPES.astype(np.float32)
+    for found, wanted in zip(*(pc.attend(case, name, alibi_slopes=slopes) for name in (None, "xla")), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+    with pytest.raises(ValueError, match="alibi_slopes"):
+        pc.attend(case, "cpu", alibi_slopes=slopes)
+
+
 HEADS = [(9, 3, 64), (4, 4, 64), (8, 1, 80), (4, 2, 96), (4, 1, 128), (1, 1, 64)]
 
 

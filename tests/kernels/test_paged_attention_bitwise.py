@@ -77,6 +77,13 @@ def test_outputs_do_not_depend_on_chunks_bucket_row_blocks_or_neighbours(impleme
 
 
 @pytest.mark.sweep
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_outputs_with_linear_biases_do_not_depend_on_company(dtype):
+    slopes = 2.0 ** -np.arange(1, 7) * 0.7
+    check("xla", pc.Shape(6, 2, 96, 32, dtype, blocks_per_row=24), trials=1, alibi_slopes=slopes)
+
+
+@pytest.mark.sweep
 @pytest.mark.parametrize(("implementation", "dtype"), pc.kinds("bfloat16", "float32", "int8"))
 @pytest.mark.parametrize(
     ("shape", "options"),

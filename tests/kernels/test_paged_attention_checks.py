@@ -34,6 +34,7 @@ def arguments():
         ({"soft_cap": -1.0}, "soft_cap=-1.0 must be positive"),
         ({"sinks": jnp.zeros(3)}, r"sinks must be float32 \[N\] = \[4\]"),
         ({"sinks": jnp.zeros(4, jnp.bfloat16)}, r"sinks must be float32 \[N\] = \[4\], got bfloat16"),
+        ({"alibi_slopes": jnp.zeros(3)}, r"alibi_slopes must be float32 \[N\] = \[4\], got float32 \(3,\)"),
         (
             {"implementation": "cuda"},
             "implementation='cuda' is not an implementation of paged_attention; there are .*xla",

@@ -21,7 +21,7 @@ import pytest
 from kernels.native import needs_native
 from kernels.quantized_rows import random_rows
 
-from pallas_kernels import cpu, dequantize, gated_matmul, matmul, quantized_gated_matmul, quantized_matmul
+from pallas_kernels import dequantize, gated_matmul, matmul, quantized_gated_matmul, quantized_matmul
 from pallas_kernels.gated_matmul import ACTIVATIONS
 from pallas_kernels.quantized import FORMATS
 from pallas_kernels.quantized.oracle import rows_of

@@ -57,18 +57,26 @@ def features(config: DecoderConfig) -> Iterator[str]:
     """What a config turns on, in words."""
     if config.sliding_window is not None:
         yield "sliding window in some layers" if config.full_layers else "sliding window"
-    if config.rope.kind != "default":
-        yield f"{config.rope.kind} rope"
-    if config.local_rope is not None:
-        yield "a rotary base of window layers"
+    yield from _rope_features(config)
     if config.unrotated_layers:
         yield "layers without rotary embedding"
     if config.attention_bias:
         yield "biases of q, k, v" + (" and output" if config.attention_output_bias else "")
     if config.mlp_bias:
         yield "biases of the MLP"
+    if config.head_bias:
+        yield "bias of the head"
+    if config.norm == "layer":
+        yield "layer normalization" + ("" if config.norm_bias else " without bias")
+    if config.embedding_norm:
+        yield "normalized embedding"
     if config.qk_norm != "none":
-        yield "norms of q and k" + (" over all heads" if config.qk_norm == "all" else "")
+        over = {"head": "", "heads": " of each head's own", "all": " over all heads"}[config.qk_norm]
+        yield f"norms of q and k{over}{' after the rotary embedding' if config.qk_norm_after_rope else ''}"
+    if config.qkv_clip is not None:
+        yield "clipped q, k, v"
+    if config.parallel_residual:
+        yield "attention and MLP side by side" + (" behind one norm" if config.shared_norm else "")
     if config.post_norms:
         yield f"norms after attention and MLP{'' if config.pre_norms else ', none before'}"
     if config.norm_offset:
@@ -77,7 +85,9 @@ def features(config: DecoderConfig) -> Iterator[str]:
         yield "scaled embedding"
     if config.residual_scale != 1:
         yield "scaled residuals"
-    if config.activation != "silu":
+    if not config.gated_mlp:
+        yield f"{_ACTIVATIONS[config.activation]} without a gate"
+    elif config.activation != "silu":
         yield "GeGLU"
     if config.attention_scale is not None:
         yield "attention scale"
@@ -87,6 +97,27 @@ def features(config: DecoderConfig) -> Iterator[str]:
         yield "scaled logits"
     if config.logit_soft_cap is not None:
         yield "soft cap of logits"
+
+
+_ACTIVATIONS = {"silu": "SiLU", "gelu": "GELU", "gelu_tanh": "GELU by tanh", "relu": "ReLU", "relu2": "squared ReLU"}
+
+
+def _rope_features(config: DecoderConfig) -> Iterator[str]:
+    rope = config.rope
+    if config.learned_positions:
+        yield "learned positions"
+    if config.alibi_slopes is not None:
+        yield "linear biases of attention (ALiBi)"
+    if rope is None:
+        return
+    if rope.kind != "default":
+        yield f"{rope.kind} rope"
+    if rope.rotary_dim is not None:
+        yield "rotary embedding of a part of each head"
+    if rope.interleaved:
+        yield "interleaved rotary embedding"
+    if config.local_rope is not None:
+        yield "a rotary embedding of window layers"
 
 
 def main() -> None:

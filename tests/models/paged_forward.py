@@ -13,13 +13,18 @@ from jaxllm.runner.weights import Weights
 
 
 class PagedForward:
-    """A model with an empty cache for some rows, each of which has blocks of its own, in no particular order."""
+    """A model with an empty cache for some rows, each of which has blocks of its own, in no particular order.
 
-    def __init__(self, model, params, *, rows, length, tokens_per_step, block_size=8):
+    buckets: the numbers of tokens that steps are padded to, some of the model's own, where fewer programs will do.
+    """
+
+    def __init__(self, model, params, *, rows, length, tokens_per_step, block_size=8, buckets=None):
         sizes = EngineSizes(max_num_seqs=rows, max_model_len=length, max_num_batched_tokens=tokens_per_step,
                             block_size=block_size)
         self._config, spec = choose_config(model, sizes)
         self._programs = Programs(model, spec, self._config, layers_per_program())
+        self._buckets = buckets or self._programs.token_buckets
+        assert set(self._buckets) <= set(self._programs.token_buckets)
         self._model, self._weights, self._rows = model, Weights(model, params), rows
         self.reset()
 
@@ -36,7 +41,7 @@ class PagedForward:
         counts = [len(row) for row in tokens]
         total, rows = sum(counts), self._rows
         self._lengths += counts
-        size = bucket_for(self._programs.token_buckets, total)
+        size = bucket_for(self._buckets, total)
         batch = StepBatch(np.zeros(StepBatch.size(size, rows, self._programs.row_buckets[-1]), np.int32), size, rows)
         batch.token_ids[:total] = np.concatenate([np.asarray(row, np.int32) for row in tokens])
         batch.fed[:] = -1

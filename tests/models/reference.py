@@ -33,7 +33,7 @@ def logits(config, params, token_ids, inverse_frequencies):
         seen &= ~np.tril(np.ones((steps, steps), bool), -config.sliding_window)
     for layer in range(config.num_layers):
         at = f"layers.{layer}."
-        h = _norm(x, wide[at + "attention_norm.weight"], config.rms_norm_eps)
+        h = _norm(x, wide[at + "attention_norm.weight"], config.norm_eps)
         qkv = project(h, at + "attention.qkv").reshape(steps, heads + 2 * kv_heads, size)
         q, k = _rotate(qkv[:, :heads], angles), _rotate(qkv[:, heads:heads + kv_heads], angles)
         v = qkv[:, heads + kv_heads:]
@@ -44,10 +44,10 @@ def logits(config, params, token_ids, inverse_frequencies):
             weights = np.exp(scores - scores.max(-1, keepdims=True))
             mixed[:, head] = weights / weights.sum(-1, keepdims=True) @ v[:, group]
         x = x + project(mixed.reshape(steps, -1), at + "attention.out")
-        h = _norm(x, wide[at + "mlp_norm.weight"], config.rms_norm_eps)
+        h = _norm(x, wide[at + "mlp_norm.weight"], config.norm_eps)
         gate, up = np.split(project(h, at + "mlp.gate_up"), 2, axis=-1)
         x = x + project(gate / (1 + np.exp(-gate)) * up, at + "mlp.down")
-    x = _norm(x, wide["norm.weight"], config.rms_norm_eps)
+    x = _norm(x, wide["norm.weight"], config.norm_eps)
     return x @ wide.get("head.weight", wide["embedding.weight"]).T
 
 

@@ -104,6 +104,13 @@ def test_a_window_that_the_architecture_cannot_say_is_refused(tmp_path):
     gguf_model(folder(tmp_path / "far", sliding_window=CONFIG["max_position_embeddings"]))
 
 
+@pytest.mark.parametrize("changes", [
+    {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, {"partial_rotary_factor": 0.5}], ids=str)
+def test_a_rotary_embedding_that_the_architecture_cannot_say_is_refused(tmp_path, changes):
+    with pytest.raises(UnsupportedModelError, match="of rotary embeddings, those of whole heads"):
+        write_gguf_file(folder(tmp_path, **changes), tmp_path / "new.gguf", "Q8_0")
+
+
 def test_an_int8_folder_can_become_a_file(tmp_path):
     write_int8_folder(folder(tmp_path), tmp_path / "int8")
     source = resolve(tmp_path / "int8")

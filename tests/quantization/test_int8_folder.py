@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -22,6 +23,7 @@ from jaxllm.weights import GGUFSource, SafetensorsSource, resolve
 from jaxllm.weights.compressed_tensors import CompressedTensorsSource
 from jaxllm.weights.safetensors import INDEX
 
+FIXTURES = Path(__file__).parents[1] / "fixtures"
 TEXT = "It's 12 o'clock:  na\u00efve \u4f60\u597d!\n"
 
 
@@ -161,6 +163,17 @@ def test_weights_that_are_not_finite_are_named_and_leave_nothing(tmp_path, value
     with pytest.raises(CheckpointError, match=r"'model\.layers\.0\..*weight' cannot be quantized: it has values that"):
         write_int8_folder(source, tmp_path / "new")
     assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
+
+
+def test_matrices_that_lie_the_other_way_round_are_refused_by_name(tmp_path):
+    source = SafetensorsSource(FIXTURES / "gpt2")
+    with pytest.raises(UnsupportedModelError, match=r"h.0.attn.c_attn.weight' \[in, out\].*quantization='int8'"):
+        write_int8_folder(source, tmp_path / "new")
+    weights = params(source, "int8")["layers"][0]["attention"]["qkv"]["weight"]
+    assert weights.blocks.shape == (144, 48)
+    stored = source.read("transformer.h.0.attn.c_attn.weight").astype(np.float32)
+    found = weights.blocks.view(np.int8) * np.asarray(weights.scale)[:, None]
+    np.testing.assert_allclose(found, stored.T, atol=np.abs(stored).max() / 250)
 
 
 def test_a_checkpoint_that_does_not_fit_its_config_is_refused_as_on_loading(tmp_path):

@@ -19,7 +19,8 @@ from jaxllm.weights.names import ARCHITECTURES as KNOWN
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 ARCHITECTURES = {"qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3, "gemma": gguf.MODEL_ARCH.GEMMA,
-                 "gemma2": gguf.MODEL_ARCH.GEMMA2, "gemma3": gguf.MODEL_ARCH.GEMMA3}
+                 "gemma2": gguf.MODEL_ARCH.GEMMA2, "gemma3": gguf.MODEL_ARCH.GEMMA3,
+                 "starcoder2": gguf.MODEL_ARCH.STARCODER2}
 
 
 def _write(path, name, source, hf):
@@ -30,7 +31,10 @@ def _write(path, name, source, hf):
     writer.add_feed_forward_length(hf["intermediate_size"])
     writer.add_head_count(hf["num_attention_heads"])
     writer.add_head_count_kv(hf["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(hf["rms_norm_eps"])
+    if "rms_norm_eps" in hf:
+        writer.add_layer_norm_rms_eps(hf["rms_norm_eps"])
+    else:
+        writer.add_layer_norm_eps(hf["norm_epsilon"])
     if hf.get("head_dim"):
         writer.add_key_length(hf["head_dim"])
         writer.add_value_length(hf["head_dim"])
@@ -40,16 +44,21 @@ def _write(path, name, source, hf):
     if rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])
-    if name in ("gemma2", "gemma3"):
+    if name in ("gemma2", "gemma3", "starcoder2"):
         writer.add_sliding_window(hf["sliding_window"])
     if name == "gemma2":
         writer.add_attn_logit_softcapping(hf["attn_logit_softcapping"])
         writer.add_final_logit_softcapping(hf["final_logit_softcapping"])
-    names = gguf.get_tensor_name_map(ARCHITECTURES[name], hf["num_hidden_layers"])
-    for tensor in source.tensors:
-        values = source.read(tensor).astype(np.float32)
-        raised = name.startswith("gemma") and tensor.endswith("norm.weight")
-        writer.add_tensor(names.get_name(tensor, try_suffixes=(".weight", ".bias")), values + np.float32(raised))
+    raised = "norm.weight" if name.startswith("gemma") else ()
+    _write_tensors(writer, ARCHITECTURES[name], hf["num_hidden_layers"], {
+        tensor: source.read(tensor).astype(np.float32) + np.float32(tensor.endswith(raised))
+        for tensor in source.tensors})
+
+
+def _write_tensors(writer, architecture, layers, tensors):
+    names = gguf.get_tensor_name_map(architecture, layers)
+    for name, values in tensors.items():
+        writer.add_tensor(names.get_name(name, try_suffixes=(".weight", ".bias")), values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -78,6 +87,35 @@ def test_a_gguf_file_means_what_its_checkpoint_means(name, tmp_path):
         np.testing.assert_array_equal(found.read(tensor), wanted)
     family = family_of(hf)
     assert family_of(found.config).name == family.name == name
+    assert family.decoder_config(found.config) == family.decoder_config(hf)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_matrices_of_gpt2_lie_the_other_way_round(dtype, tmp_path):
+    hf = json.loads((FIXTURES / "gpt2" / "config.json").read_text())
+    source = SafetensorsSource(FIXTURES / "gpt2")
+    writer = gguf.GGUFWriter(tmp_path / "tiny.gguf", "gpt2")
+    writer.add_block_count(hf["n_layer"])
+    writer.add_context_length(hf["n_positions"])
+    writer.add_embedding_length(hf["n_embd"])
+    writer.add_feed_forward_length(4 * hf["n_embd"])
+    writer.add_head_count(hf["n_head"])
+    writer.add_layer_norm_eps(hf["layer_norm_epsilon"])
+    values = {name: source.read(name).astype(np.float32) for name in source.tensors}
+    turned = (".c_attn.weight", ".c_proj.weight", ".c_fc.weight")
+    _write_tensors(writer, gguf.MODEL_ARCH.GPT2, hf["n_layer"], {
+        name: np.ascontiguousarray(tensor.T).astype(dtype) if name.endswith(turned) else tensor
+        for name, tensor in values.items()})
+    found = GGUFSource(tmp_path / "tiny.gguf")
+    assert {name: info.shape for name, info in found.tensors.items()} == {
+        name: info.shape for name, info in source.tensors.items()}
+    for name, wanted in values.items():
+        wanted = wanted.astype(dtype) if name.endswith(turned) else wanted
+        np.testing.assert_array_equal(found.read(name), wanted)
+    part = np.empty((3, 144), np.float32)
+    found.read_rows("transformer.h.1.attn.c_attn.weight", 5, 8, part)
+    np.testing.assert_array_equal(part, values["transformer.h.1.attn.c_attn.weight"].astype(dtype)[5:8])
+    family = family_of(hf)
     assert family.decoder_config(found.config) == family.decoder_config(hf)
 
 

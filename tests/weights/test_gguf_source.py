@@ -22,6 +22,7 @@ from weights.checkpoint_files import (
 )
 
 from jaxllm.errors import CheckpointError, UnsupportedModelError
+from jaxllm.models.registry import family_of
 from jaxllm.weights import GGUFSource, resolve
 
 
@@ -98,6 +99,17 @@ def test_rope_factors_become_divisors_and_not_a_tensor(tmp_path: Path):
     source = GGUFSource(path)
     assert source.config["rope_frequency_divisors"] == divisors.tolist()
     assert set(source.tensors) == set(expected)
+
+
+def test_yarn_is_read_without_an_attention_factor_of_its_own(tmp_path: Path):
+    scaling = {"type": "yarn", "factor": 4.0, "original_context_length": 128}
+    metadata = {**LLAMA_METADATA, **{f"llama.rope.scaling.{name}": value for name, value in scaling.items()}}
+    path, _ = write_llama_gguf(tmp_path / "a.gguf", metadata=metadata)
+    rope = family_of(GGUFSource(path).config).decoder_config(GGUFSource(path).config).rope
+    assert (rope.kind, rope.factor, rope.original_max_position) == ("yarn", 4.0, 128)
+    path, _ = write_llama_gguf(tmp_path / "b.gguf", metadata={**metadata, "llama.rope.scaling.attn_factor": 2.0})
+    with pytest.raises(UnsupportedModelError, match=r"rope\.scaling\.attn_factor' is 2\.0"):
+        GGUFSource(path)
 
 
 def test_linear_rope_scaling_is_read(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""What the families' translations share: reading sizes and rotary settings, and tables of weight names."""
+"""What the families' translations share: reading sizes, activations and rotary settings."""
 
 from __future__ import annotations
 
@@ -6,96 +6,32 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxllm.errors import UnsupportedModelError
-from jaxllm.models.config import DecoderConfig, RopeConfig
 
 HFConfig = Mapping[str, Any]
-
-Names = Mapping[str, tuple[str, ...]]
-"""For each module of the decoder, the modules of a checkpoint that make it up, stacked along their first axis; ``{}``
-stands for the layer's number in both."""
-
-LLAMA_NAMES: Names = {
-    "embedding": ("model.embed_tokens",),
-    "norm": ("model.norm",),
-    "head": ("lm_head",),
-    "layers.{}.attention_norm": ("model.layers.{}.input_layernorm",),
-    "layers.{}.attention.qkv": (
-        "model.layers.{}.self_attn.q_proj", "model.layers.{}.self_attn.k_proj", "model.layers.{}.self_attn.v_proj"),
-    "layers.{}.attention.out": ("model.layers.{}.self_attn.o_proj",),
-    "layers.{}.mlp_norm": ("model.layers.{}.post_attention_layernorm",),
-    "layers.{}.mlp.gate_up": ("model.layers.{}.mlp.gate_proj", "model.layers.{}.mlp.up_proj"),
-    "layers.{}.mlp.down": ("model.layers.{}.mlp.down_proj",),
-}
-"""Most families name their weights as Llama does."""
-
-QK_NORM_NAMES: Names = {
-    "layers.{}.attention.q_norm": ("model.layers.{}.self_attn.q_norm",),
-    "layers.{}.attention.k_norm": ("model.layers.{}.self_attn.k_norm",),
-}
-
-
-def weight_map(names: Names, config: DecoderConfig) -> dict[str, tuple[str, ...]]:
-    """For each parameter, the checkpoint tensors that make it up, stacked along their first axis."""
-    biased = {"layers.{}.attention.qkv": config.attention_bias, "layers.{}.attention.out": config.attention_output_bias,
-              "layers.{}.mlp.gate_up": config.mlp_bias, "layers.{}.mlp.down": config.mlp_bias}
-    found: dict[str, tuple[str, ...]] = {}
-    for ours, theirs in names.items():
-        if ours == "head" and config.tie_word_embeddings:
-            continue
-        for layer in range(config.num_layers) if "{}" in ours else (0,):
-            for leaf in ("weight", "bias") if biased.get(ours) else ("weight",):
-                found[f"{ours.format(layer)}.{leaf}"] = tuple(f"{name.format(layer)}.{leaf}" for name in theirs)
-    return found
-
-
-def ignored_tensors(config: DecoderConfig) -> tuple[str, ...]:
-    """Patterns of checkpoint tensors that hold nothing the config and the other tensors do not say."""
-    ignored = (r".*\.rotary_emb\.inv_freq",)
-    return (*ignored, r"lm_head\.weight") if config.tie_word_embeddings else ignored
 
 
 def common_fields(hf: HFConfig) -> dict[str, Any]:
     """The fields of a ``DecoderConfig`` that nearly all families spell alike."""
-    heads, hidden = size(hf, "num_attention_heads"), size(hf, "hidden_size")
+    heads = size(hf, "num_attention_heads")
     return {
         "vocab_size": size(hf, "vocab_size"),
-        "hidden_size": hidden,
+        "hidden_size": size(hf, "hidden_size"),
         "num_layers": size(hf, "num_hidden_layers"),
         "num_heads": heads,
         "num_kv_heads": heads if hf.get("num_key_value_heads") is None else size(hf, "num_key_value_heads"),
-        "head_dim": hidden // heads if hf.get("head_dim") is None else size(hf, "head_dim"),
+        "head_dim": head_dim(hf),
         "intermediate_size": size(hf, "intermediate_size"),
         "max_position_embeddings": hf.get("max_position_embeddings", 2048),
-        "rms_norm_eps": hf.get("rms_norm_eps", 1e-6),
+        "norm_eps": hf.get("rms_norm_eps", 1e-6),
         "tie_word_embeddings": bool(hf.get("tie_word_embeddings", False)),
     }
 
 
-def rope_config(hf: HFConfig, *, theta: float = 10_000.0) -> RopeConfig:
-    """Rotary settings, from either spelling: ``rope_parameters`` (transformers 5) or ``rope_theta`` and
-    ``rope_scaling`` (before). theta: where the config has none."""
-    parameters = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
-    if not isinstance(parameters, Mapping):
-        raise UnsupportedModelError(f"the model's config describes rope by {parameters!r}; an object is needed")
-    theta = parameters.get("rope_theta", hf.get("rope_theta", theta))
-    kind = parameters.get("rope_type", parameters.get("type", "default"))
-    divisors = hf.get("rope_frequency_divisors")
-    if divisors is not None:
-        return RopeConfig(theta=theta, frequency_divisors=tuple(float(divisor) for divisor in divisors))
-    if kind not in ("default", "linear", "llama3"):
-        raise UnsupportedModelError(f"rope_type={kind!r} is not supported; default, linear and llama3 are")
-    if kind == "default":
-        return RopeConfig(theta=theta)
-    if kind == "linear":
-        return RopeConfig(theta=theta, kind="linear", factor=required(parameters, "factor"))
-    return RopeConfig(
-        theta=theta,
-        kind="llama3",
-        factor=required(parameters, "factor"),
-        low_freq_factor=required(parameters, "low_freq_factor"),
-        high_freq_factor=required(parameters, "high_freq_factor"),
-        original_max_position=required(parameters, "original_max_position_embeddings"),
-    )
+def head_dim(hf: HFConfig) -> int:
+    """The size of a head: what the config says, or the model's width over its heads."""
+    if hf.get("head_dim") is not None:
+        return size(hf, "head_dim")
+    return size(hf, "hidden_size") // size(hf, "num_attention_heads")
 
 
 _KINDS = {"full_attention": True, "sliding_attention": False}
@@ -113,6 +49,44 @@ def full_layers(hf: HFConfig, is_full: Any) -> tuple[int, ...]:
         raise UnsupportedModelError(f"the model's config has layer_types={kinds!r}; a list of {layers} is needed, each "
                                     + " or ".join(_KINDS))
     return tuple(layer for layer, kind in enumerate(kinds) if _KINDS[kind])
+
+
+_PLAIN = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
+          "relu": "relu", "relu2": "relu2", "silu": "silu", "swish": "silu"}
+"""What Hugging Face's names of activations mean."""
+
+
+def plain_mlp(hf: HFConfig, name: str, default: str) -> dict[str, Any]:
+    """The fields of an MLP without a gate; ``UnsupportedModelError`` for other activations."""
+    value = hf.get(name) or default
+    if value not in _PLAIN:
+        raise UnsupportedModelError(f"{name}={value!r} is not supported: {', '.join(_PLAIN)} are")
+    return {"gated_mlp": False, "activation": _PLAIN[value]}
+
+
+def layer_norm(hf: HFConfig, epsilon: str, *, bias: bool = True) -> dict[str, Any]:
+    """The fields of layer normalization. epsilon: the entry's name."""
+    return {"norm": "layer", "norm_eps": hf.get(epsilon, 1e-5), "norm_bias": bias}
+
+
+def in_llamas_words(hf: HFConfig, words: Mapping[str, str]) -> dict[str, Any]:
+    """A config with the entries that ``words`` translates under Llama's names as well, as far as it has them."""
+    return {**hf, **{theirs: hf[ours] for ours, theirs in words.items() if hf.get(ours) is not None}}
+
+
+def flag(hf: HFConfig, name: str, default: bool) -> bool:
+    """A switch; ``UnsupportedModelError`` unless it is true or false."""
+    value = hf.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise UnsupportedModelError(f"the model's config has {name}={value!r}; true or false is needed")
+    return default if value is None else value
+
+
+def refuse(hf: HFConfig, name: str, *allowed: Any) -> None:
+    """``UnsupportedModelError`` unless an entry is absent or one of the values ``allowed``."""
+    if name in hf and not any(hf[name] == value for value in (None, *allowed)):
+        raise UnsupportedModelError(f"the model's config has {name}={hf[name]!r}, which is not supported for this "
+                                    f"family: {' and '.join(map(repr, allowed))} {'are' if allowed[1:] else 'is'}")
 
 
 def require_activation(hf: HFConfig, name: str, *allowed: str) -> None:

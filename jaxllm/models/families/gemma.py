@@ -12,16 +12,9 @@ from typing import Any
 
 from jaxllm.errors import UnsupportedModelError
 from jaxllm.models.config import DecoderConfig
-from jaxllm.models.families.common import (
-    LLAMA_NAMES,
-    QK_NORM_NAMES,
-    HFConfig,
-    common_fields,
-    full_layers,
-    require_activation,
-    rope_config,
-    size,
-)
+from jaxllm.models.families.common import HFConfig, common_fields, full_layers, require_activation, size
+from jaxllm.models.families.names import LLAMA_NAMES, QK_NORM_NAMES
+from jaxllm.models.families.rope import rope_config
 
 GEMMA1_ARCHITECTURES = ("GemmaForCausalLM",)
 GEMMA1_NAMES = LLAMA_NAMES

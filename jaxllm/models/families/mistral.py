@@ -6,7 +6,9 @@ Source: Jiang et al. 2023, Mistral 7B; ``MistralConfig`` of Hugging Face transfo
 from __future__ import annotations
 
 from jaxllm.models.config import DecoderConfig
-from jaxllm.models.families.common import LLAMA_NAMES, HFConfig, common_fields, require_activation, rope_config
+from jaxllm.models.families.common import HFConfig, common_fields, require_activation
+from jaxllm.models.families.names import LLAMA_NAMES
+from jaxllm.models.families.rope import rope_config
 
 ARCHITECTURES = ("MistralForCausalLM",)
 NAMES = LLAMA_NAMES

@@ -9,15 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from jaxllm.models.config import DecoderConfig
-from jaxllm.models.families.common import (
-    LLAMA_NAMES,
-    QK_NORM_NAMES,
-    HFConfig,
-    common_fields,
-    full_layers,
-    require_activation,
-    rope_config,
-)
+from jaxllm.models.families.common import HFConfig, common_fields, full_layers, require_activation
+from jaxllm.models.families.names import LLAMA_NAMES, QK_NORM_NAMES
+from jaxllm.models.families.rope import rope_config
 
 QWEN2_ARCHITECTURES = ("Qwen2ForCausalLM",)
 QWEN2_NAMES = LLAMA_NAMES

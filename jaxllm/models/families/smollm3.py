@@ -7,14 +7,9 @@ from __future__ import annotations
 
 from jaxllm.errors import UnsupportedModelError
 from jaxllm.models.config import DecoderConfig
-from jaxllm.models.families.common import (
-    LLAMA_NAMES,
-    HFConfig,
-    common_fields,
-    require_activation,
-    rope_config,
-    size,
-)
+from jaxllm.models.families.common import HFConfig, common_fields, require_activation, size
+from jaxllm.models.families.names import LLAMA_NAMES
+from jaxllm.models.families.rope import rope_config
 
 ARCHITECTURES = ("SmolLM3ForCausalLM",)
 NAMES = LLAMA_NAMES

@@ -1,0 +1,110 @@
+"""Tables of weight names: which modules of a checkpoint make up which module of the decoder."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Collection, Mapping
+
+import numpy as np
+
+from jaxllm.models.config import DecoderConfig
+from jaxllm.weights.spec import ParamSpec, Piece
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """A module of a checkpoint that keeps its tensors otherwise than the decoder does.
+
+    read: its weight or bias, and the model's config, to what the decoder has; it changes places alone, never numbers.
+    """
+
+    name: str
+    read: Callable[[np.ndarray, DecoderConfig], np.ndarray]
+
+
+Names = Mapping[str, tuple[str | Stored, ...]]
+"""For each module of the decoder, the modules of a checkpoint that make it up, stacked along their first axis; ``{}``
+stands for the layer's number in both. Modules that a model does not have are left out of account."""
+
+LLAMA_NAMES: Names = {
+    "embedding": ("model.embed_tokens",),
+    "norm": ("model.norm",),
+    "head": ("lm_head",),
+    "layers.{}.attention_norm": ("model.layers.{}.input_layernorm",),
+    "layers.{}.attention.qkv": (
+        "model.layers.{}.self_attn.q_proj", "model.layers.{}.self_attn.k_proj", "model.layers.{}.self_attn.v_proj"),
+    "layers.{}.attention.out": ("model.layers.{}.self_attn.o_proj",),
+    "layers.{}.mlp_norm": ("model.layers.{}.post_attention_layernorm",),
+    "layers.{}.mlp.gate_up": ("model.layers.{}.mlp.gate_proj", "model.layers.{}.mlp.up_proj"),
+    "layers.{}.mlp.down": ("model.layers.{}.mlp.down_proj",),
+}
+"""Most families name their weights as Llama does."""
+
+QK_NORM_NAMES: Names = {
+    "layers.{}.attention.q_norm": ("model.layers.{}.self_attn.q_norm",),
+    "layers.{}.attention.k_norm": ("model.layers.{}.self_attn.k_norm",),
+}
+
+PLAIN_MLP_NAMES: Names = {"layers.{}.mlp.up": ("model.layers.{}.mlp.up_proj",)}
+
+
+Aliases = tuple[tuple[str, str], ...]
+"""Other names that checkpoints use: a regular expression found in a name of the table, and what replaces it."""
+
+
+def weight_map(names: Names, config: DecoderConfig, specs: Mapping[str, ParamSpec]) -> dict[str, tuple[Piece, ...]]:
+    """For each parameter, the checkpoint tensors that make it up, stacked along their first axis."""
+    found = {}
+    for path in specs:
+        module, _, leaf = path.rpartition(".")
+        layer = ""
+        if module.startswith("layers."):
+            _, layer, rest = module.split(".", 2)
+            module = f"layers.{{}}.{rest}"
+        found[path] = tuple(_piece(stored, layer, leaf, config) for stored in names[module])
+    return found
+
+
+def _piece(stored: str | Stored, layer: str, leaf: str, config: DecoderConfig) -> Piece:
+    if isinstance(stored, str):
+        return Piece(f"{stored.format(layer)}.{leaf}")
+    read = stored.read
+    return Piece(f"{stored.name.format(layer)}.{leaf}", lambda tensor: read(tensor, config))
+
+
+def transposed(tensor: np.ndarray, config: DecoderConfig) -> np.ndarray:
+    """Of GPT-2's ``Conv1D``, which keeps matrices ``[in, out]``."""
+    return tensor.T
+
+
+def flat(tensor: np.ndarray, config: DecoderConfig) -> np.ndarray:
+    """Of norms of each head, ``[heads, head_dim]``."""
+    return tensor.reshape(-1)
+
+
+def grouped_by_head(tensor: np.ndarray, config: DecoderConfig) -> np.ndarray:
+    """Of a product of which each kv head's queries, key and value lie together: first all queries, then all keys, then
+    all values."""
+    kv_heads, size = config.num_kv_heads, config.head_dim
+    if tensor.shape[0] % (kv_heads * size):
+        return tensor  # of a wrong shape, which is said where all are compared
+    rows = np.arange(tensor.shape[0]).reshape(kv_heads, -1, size)
+    return tensor[np.concatenate([part.reshape(-1) for part in np.split(rows, (-2, -1), axis=1)])]
+
+
+def with_aliases(plan: Mapping[str, tuple[Piece, ...]], aliases: Aliases, stored: Collection[str]
+                 ) -> dict[str, tuple[Piece, ...]]:
+    """The same for a checkpoint that has the tensors ``stored``: where it has another name only, that one."""
+    def named(piece: Piece) -> Piece:
+        others = (re.sub(pattern, name, piece.name) for pattern, name in aliases)
+        found = next((other for other in (piece.name, *others) if other in stored), piece.name)
+        return dataclasses.replace(piece, name=found)
+
+    return {path: tuple(map(named, pieces)) for path, pieces in plan.items()}
+
+
+def ignored_tensors(config: DecoderConfig) -> tuple[str, ...]:
+    """Patterns of checkpoint tensors that hold nothing the config and the other tensors do not say."""
+    ignored = (r".*\.rotary_emb\.inv_freq", r"\.(attn|attention)\.(masked_)?bias$")
+    return (*ignored, r"(lm_head|embed_out)\.weight") if config.tie_word_embeddings else ignored
