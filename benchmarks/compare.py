@@ -20,7 +20,7 @@ from typing import Any
 from compare_rows import HEADER, MIB, ROWS, judge
 from compare_runs import PLANS, START, START_ENGINES, Results, Session, compare_starts, compare_workload
 from harness import describe_machine, format_table, load_workload, machine_line, write_json
-from peers.engines import OURS, EngineSpec, find_engines
+from peers.engines import OURS, PEER_MODELS, EngineSpec, find_engines, find_model
 
 from jaxllm.errors import JaxLLMError
 
@@ -109,7 +109,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--workloads", default=",".join(NAMES), help="names (default: %(default)s)")
     parser.add_argument("--repeat", type=int, default=3, help="timed runs of each (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="one timed run of each")
-    parser.add_argument("--model", default="SmolLM2-135M-Instruct", help="jaxllm's (default: %(default)s)")
+    parser.add_argument("--model", default=PEER_MODELS[0].name, help="what all engines run, one of "
+                        f"{', '.join(model.name for model in PEER_MODELS)} (default: %(default)s)")
     parser.add_argument("--dtype", default="bfloat16", help="jaxllm's (default: %(default)s)")
     parser.add_argument("--timeout", type=float, default=900, help="seconds that a run may take (default: %(default)s)")
     parser.add_argument("--logs", type=Path, help="folder for what the engines print (default: a temporary one)")
@@ -118,9 +119,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     repeat = 1 if chosen.quick else chosen.repeat
     if repeat < 1:
         parser.error(f"--repeat={repeat}: at least 1")
-    specs = find_engines(chosen.peers_root, chosen.model, chosen.dtype)
     workloads = chosen.workloads.split(",")
     try:
+        model = find_model(chosen.model)
+        specs = find_engines(chosen.peers_root, model, chosen.dtype)
         engines = chosen_engines(chosen.engines, specs)
         for name in workloads:
             if name not in NAMES:
@@ -140,13 +142,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def keep(results: Results) -> None:
         write_json(chosen.json, {
-            "machine": machine, "repeat": repeat, "model": chosen.model, "dtype": chosen.dtype,
+            "machine": machine, "repeat": repeat, "model": model.name, "dtype": chosen.dtype,
             "engines": {name: {"about": specs[name].about, "missing": specs[name].missing} for name in engines},
             **as_json(results), "rows": [verdict.record() for verdict in verdicts_of(results)]})
 
     results = run(workloads, engines, specs, repeat, logs, chosen.timeout, keep)
     verdicts = verdicts_of(results)
-    print(machine_line(machine) + f"\nmedians of {repeat} runs; logs in {logs}\n")
+    print(machine_line(machine) + f"\n{model.name}, medians of {repeat} runs; logs in {logs}\n")
     names = {key[1] for key in results.runs}
     print("\n\n".join(start_table(results) if name == START else workload_table(name, results, specs)
                       for name in workloads if name in names))

@@ -16,18 +16,50 @@ SYNC = "jaxllm-sync"
 XLA = "jaxllm-xla"
 INT8, BLOCKS = "jaxllm-int8", "jaxllm-gguf"
 HF, VLLM = "hf-bf16", "vllm-bf16"
-OPENVINO, OPENVINO_Q4 = "openvino-f16", "openvino-q4_1"
-LLAMACPP, LLAMACPP_Q4 = "llamacpp-bf16", "llamacpp-q4_1"
+OPENVINO, OPENVINO_Q4 = "openvino-f16", "openvino-q4"
+LLAMACPP, LLAMACPP_Q4 = "llamacpp-bf16", "llamacpp-q4"
 ORT = "ort-int4"
 
 KV_GIB = 4
 """Default size of the peers' KV caches."""
 SLOTS = 64
 """Requests that llama.cpp's server takes at once."""
-GGUF = "SmolLM2-135M-Instruct.{}.gguf"
-HF_FOLDER = "smollm2-135m-instruct-bf16"
-ORT_FOLDER = "smollm2-135m-instruct-ort-int4"
 NO_ROOT = "neither --peers-root nor $PEERS_ROOT is given"
+
+
+@dataclasses.dataclass(frozen=True)
+class PeerModel:
+    """What the peers run while jaxllm runs its model of that ``name``: files and folders below ``models``.
+
+    gguf: jaxllm's own file, whose matrices are of ``quantization``; all others are made of it. gguf_bf16, folder: as a
+    GGUF file and as a Hugging Face folder in bfloat16. openvino: in float16. openvino_q4: in ``openvino_quantization``.
+    ort: in int4.
+    """
+
+    name: str
+    quantization: str
+    gguf: str
+    gguf_bf16: str
+    folder: str
+    openvino: str
+    openvino_q4: str
+    openvino_quantization: str
+    ort: str
+
+
+PEER_MODELS = (
+    PeerModel(
+        name="SmolLM2-135M-Instruct", quantization="Q4_1", gguf="SmolLM2-135M-Instruct.Q4_1.gguf",
+        gguf_bf16="SmolLM2-135M-Instruct.BF16.gguf", folder="smollm2-135m-instruct-bf16",
+        openvino="SmolLM2-135M-Instruct.F16.gguf", openvino_q4="SmolLM2-135M-Instruct.Q4_1.gguf",
+        openvino_quantization="Q4_1", ort="smollm2-135m-instruct-ort-int4"),
+    # OpenVINO's reader of GGUF files knows no Gemma, so it has folders that its exporter wrote.
+    PeerModel(
+        name="gemma-3-270m", quantization="Q4_K_M", gguf="gemma-3-270m.Q4_K_M.gguf",
+        gguf_bf16="gemma-3-270m.BF16.gguf", folder="gemma-3-270m-bf16", openvino="gemma-3-270m-ov-f16",
+        openvino_q4="gemma-3-270m-ov-int4", openvino_quantization="int4", ort="gemma-3-270m-ort-int4"),
+)
+"""The models that can be compared, the default first."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,12 +81,21 @@ class EngineSpec:
     missing: str | None = None
 
 
-def find_engines(root: Path | None, model: str, dtype: str) -> dict[str, EngineSpec]:
+def find_model(name: str) -> PeerModel:
+    """The model of that name, in any letter case, as jaxllm takes it. Raises ``ValueError`` if there is none."""
+    for model in PEER_MODELS:
+        if model.name.lower() == name.lower():
+            return model
+    raise ValueError(f"--model: no {name!r}; there are {', '.join(model.name for model in PEER_MODELS)}")
+
+
+def find_engines(root: Path | None, files: PeerModel, dtype: str) -> dict[str, EngineSpec]:
     """All engines by name, those that are missing included.
 
     root: the folder with the peers' ``venvs`` and ``models`` (benchmarks/README.md says how to fill it).
-    model, dtype: jaxllm's.
+    files: of the model that all run. dtype: jaxllm's.
     """
+    model = files.name
     ours = [
         _jaxllm(OURS, "with its defaults", model, dtype),
         _jaxllm(PLAIN, "speculation off", model, dtype, speculative_config=None),
@@ -65,17 +106,17 @@ def find_engines(root: Path | None, model: str, dtype: str) -> dict[str, EngineS
         dataclasses.replace(_jaxllm(XLA, "kernels of XLA only", model, dtype),
                             options={"model": model, "llm": {"dtype": dtype}, "implementation": "xla"}),
     ]
-    folder = {"model": HF_FOLDER, "dtype": "bfloat16"}
+    folder = {"model": files.folder, "dtype": "bfloat16"}
     peers = [
         _peer(root, HF, "Hugging Face transformers, bfloat16", "hf", "drive_hf.py", folder),
         _vllm(root, folder),
         _peer(root, OPENVINO, "OpenVINO GenAI, float16 weights", "ov", "drive_openvino.py",
-              {"model": GGUF.format("F16"), "kv_gib": KV_GIB}),
-        _peer(root, OPENVINO_Q4, "OpenVINO GenAI, Q4_1 weights", "ov", "drive_openvino.py",
-              {"model": GGUF.format("Q4_1"), "kv_gib": KV_GIB}),
-        _llamacpp(root, LLAMACPP, "llama.cpp, bfloat16 weights", "BF16"),
-        _llamacpp(root, LLAMACPP_Q4, "llama.cpp, Q4_1 weights", "Q4_1"),
-        _peer(root, ORT, "ONNX Runtime GenAI, int4 weights", "ort", "drive_ort.py", {"model": ORT_FOLDER}),
+              {"model": files.openvino, "kv_gib": KV_GIB}),
+        _peer(root, OPENVINO_Q4, f"OpenVINO GenAI, {files.openvino_quantization} weights", "ov", "drive_openvino.py",
+              {"model": files.openvino_q4, "kv_gib": KV_GIB}),
+        _llamacpp(root, LLAMACPP, "llama.cpp, bfloat16 weights", files.gguf_bf16),
+        _llamacpp(root, LLAMACPP_Q4, f"llama.cpp, {files.quantization} weights", files.gguf),
+        _peer(root, ORT, "ONNX Runtime GenAI, int4 weights", "ort", "drive_ort.py", {"model": files.ort}),
     ]
     return {engine.name: engine for engine in [*ours, *peers]}
 
@@ -117,9 +158,9 @@ def _vllm(root: Path | None, folder: Mapping[str, Any]) -> EngineSpec:
     return _peer(root, VLLM, about, "vllm", "drive_vllm.py", {**folder, "kv_gib": KV_GIB}, environment)
 
 
-def _llamacpp(root: Path | None, name: str, about: str, weights: str) -> EngineSpec:
+def _llamacpp(root: Path | None, name: str, about: str, model: str) -> EngineSpec:
     """Its driver needs nothing but Python, so this one serves."""
-    options = {"model": GGUF.format(weights), "max_slots": SLOTS}
+    options = {"model": model, "max_slots": SLOTS}
     engine = _peer(root, name, about, "llamacpp", "drive_llamacpp.py", options)
     if root is None:
         return engine

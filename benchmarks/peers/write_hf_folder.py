@@ -6,8 +6,10 @@ Runs under the Python of the venv ``hf``. Its tokenizer may differ from the file
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -24,7 +26,21 @@ def convert(source: Path, target: Path) -> None:
     plain = type(model)(config).to(torch.bfloat16)
     plain.load_state_dict(model.state_dict())
     plain.save_pretrained(target)
+    file = target / "config.json"
+    file.write_text(json.dumps(with_rope_as_before(json.loads(file.read_text())), indent=2) + "\n")
     transformers.AutoTokenizer.from_pretrained(**place).save_pretrained(target)
+
+
+def with_rope_as_before(config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration with its rotary bases where transformers 4 had them: version 5 finds them there too, exporters
+    of other engines that are made for version 4 find them nowhere else. Anything but plain rotations stays as it is."""
+    rope = config.get("rope_parameters", {})
+    layers = {"rope_theta": rope.get("full_attention"), "rope_local_base_freq": rope.get("sliding_attention")}
+    bases = layers if all(layers.values()) else {"rope_theta": rope}
+    if any(each.get("rope_type") != "default" for each in bases.values()):
+        return config
+    kept = {name: value for name, value in config.items() if name != "rope_parameters"}
+    return {**kept, **{name: each["rope_theta"] for name, each in bases.items()}}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

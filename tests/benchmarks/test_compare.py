@@ -17,9 +17,26 @@ from compare_rows import ROWS, judge
 from compare_runs import PLANS, START, Results, Session, compare_workload
 from harness import load_workload
 from peers import engines as known
-from peers.engines import HF, LLAMACPP_Q4, OPENVINO, OURS, PLAIN, VLLM, WIDE, EngineSpec, find_engines
+from peers.engines import (
+    BLOCKS,
+    HF,
+    LLAMACPP,
+    LLAMACPP_Q4,
+    OPENVINO,
+    OPENVINO_Q4,
+    ORT,
+    OURS,
+    PEER_MODELS,
+    PLAIN,
+    VLLM,
+    WIDE,
+    EngineSpec,
+    find_engines,
+)
 from peers.processes import stat
 from tiny_checkpoint import write_tiny_checkpoint, write_workload
+
+from jaxllm.weights.packaged import find_packaged
 
 FAKE = str(Path(__file__).parent / "fake_engine.py")
 PEERS = str(Path(known.__file__).parent)
@@ -32,7 +49,7 @@ def fake(name, per_token, **options):
 
 def specs_of(*fakes):
     """The fakes in place of all other engines, which are missing."""
-    absent = find_engines(None, "model", "float32")
+    absent = find_engines(None, PEER_MODELS[0], "float32")
     return {**{name: dataclasses.replace(spec, missing=spec.missing or "not in this test")
                for name, spec in absent.items()}, **{spec.name: spec for spec in fakes}}
 
@@ -178,7 +195,7 @@ def test_the_report_has_every_figure_row_and_reason(tmp_path, monkeypatch, capsy
 
 
 @pytest.mark.parametrize("arguments", [
-    ["--engines", "jaxllm,gpt"], ["--workloads", "W1,W77"], ["--repeat", "0"],
+    ["--engines", "jaxllm,gpt"], ["--model", "gemma-3-27b"], ["--workloads", "W1,W77"], ["--repeat", "0"],
 ])
 def test_bad_arguments_are_refused_before_any_engine_starts(arguments, monkeypatch, capsys):
     monkeypatch.setattr(compare, "run", lambda *_: pytest.fail("an engine was started"))
@@ -190,13 +207,53 @@ def test_bad_arguments_are_refused_before_any_engine_starts(arguments, monkeypat
 def test_what_a_missing_peer_lacks_is_named(tmp_path):
     (tmp_path / "venvs/hf/bin").mkdir(parents=True)
     (tmp_path / "venvs/hf/bin/python").touch()
-    found = find_engines(tmp_path, "model", "bfloat16")
-    assert found[HF].missing == f"there is no {tmp_path}/models/{known.HF_FOLDER}"
-    (tmp_path / "models" / known.HF_FOLDER).mkdir(parents=True)
-    assert find_engines(tmp_path, "model", "bfloat16")[HF].missing is None
+    model = PEER_MODELS[0]
+    found = find_engines(tmp_path, model, "bfloat16")
+    assert found[HF].missing == f"there is no {tmp_path}/models/{model.folder}"
+    (tmp_path / "models" / model.folder).mkdir(parents=True)
+    assert find_engines(tmp_path, model, "bfloat16")[HF].missing is None
     assert "venvs/vllm/bin/python" in found[VLLM].missing
     assert "llama-server" in found[LLAMACPP_Q4].missing
     assert found[OURS].missing is None
+
+
+@pytest.mark.parametrize("model", PEER_MODELS, ids=lambda model: model.name)
+def test_all_engines_run_the_model_that_was_asked_for(model, tmp_path):
+    """And jaxllm knows it by that name."""
+    found = find_engines(tmp_path, model, "bfloat16")
+    places = {HF: model.folder, VLLM: model.folder, OPENVINO: model.openvino, OPENVINO_Q4: model.openvino_q4,
+              LLAMACPP: model.gguf_bf16, LLAMACPP_Q4: model.gguf, ORT: model.ort}
+    assert {name: found[name].options["model"] for name in places} == {
+        name: str(tmp_path / "models" / place) for name, place in places.items()}
+    assert {spec.options["model"] for name, spec in found.items() if name not in places} == {model.name}
+    assert find_packaged(model.name).name == model.name
+    assert model.quantization in found[LLAMACPP_Q4].about
+    assert found[BLOCKS].options["llm"]["quantization"] == "gguf"
+
+
+@pytest.mark.parametrize("name", ["gemma-3-270m", "Gemma-3-270M"])
+def test_the_report_names_the_model_and_judges_it_by_the_same_rows(name, tmp_path, monkeypatch, capsys):
+    asked = []
+
+    def find(root, model, dtype):
+        asked.append(model.name)
+        return specs_of(fake(OURS, 0.01), fake(HF, 0.02))
+
+    monkeypatch.setattr(compare, "find_engines", find)
+    path = tmp_path / "report.json"
+    assert compare.main(["--model", name, "--workloads", "W1", "--quick", "--logs", str(tmp_path),
+                         "--json", str(path)]) == 0
+    report = json.loads(path.read_text())
+    assert (asked, report["model"]) == (["gemma-3-270m"], "gemma-3-270m")
+    assert [each["row"] for each in report["rows"]] == [each.name for each in ROWS if each.ours[1] == "W1"]
+    assert report["rows"][0]["met"] is True
+    assert "gemma-3-270m, medians of 1 runs" in capsys.readouterr().out
+
+
+def test_the_workloads_ids_are_in_every_models_vocabulary():
+    """They are of SmolLM2's 49,152; Gemma 3 has 262,144."""
+    largest = max(token for name in PLANS for work in load_workload(name).requests for token in work.prompt)
+    assert largest < 49_152
 
 
 def test_engines_are_paused_while_another_has_its_turn(tmp_path):
