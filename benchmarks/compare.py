@@ -20,11 +20,13 @@ from typing import Any
 from compare_rows import HEADER, MIB, ROWS, judge
 from compare_runs import PLANS, START, START_ENGINES, Results, Session, compare_starts, compare_workload
 from harness import describe_machine, format_table, load_workload, machine_line, write_json
-from peers.engines import OURS, PEER_MODELS, EngineSpec, find_engines, find_model
+from peers.engines import OURS, PEER_MODELS, EngineSpec, PeerModel, find_engines, find_model
 
 from jaxllm.errors import JaxLLMError
 
 NAMES = (*PLANS, START)
+LOOKUP = "W1r"
+"""The workload that speculation is measured with."""
 SPEEDS = (("ttft", "TTFT s", 3), ("decode_rate", "decode tok/s", 1), ("output_rate", "output tok/s", 1),
           ("seconds", "wall s", 2))
 
@@ -70,6 +72,18 @@ def chosen_engines(text: str | None, specs: Mapping[str, EngineSpec]) -> list[st
     return names
 
 
+def chosen_workloads(text: str | None, model: PeerModel) -> list[str]:
+    """The workloads that were asked for, or all that say anything about the model. Raises ``ValueError`` for others."""
+    names = [name for name in NAMES if model.own_ids or name != LOOKUP] if text is None else text.split(",")
+    for name in names:
+        if name not in NAMES:
+            raise ValueError(f"--workloads: no {name!r}; there are {', '.join(NAMES)}")
+        if name == LOOKUP and not model.own_ids:
+            raise ValueError(f"--workloads: {name} measures speculation on text, and the workloads' token ids are no "
+                             f"text of {model.name}")
+    return names
+
+
 def run(workloads: Iterable[str], engines: Sequence[str], specs: Mapping[str, EngineSpec], repeat: int, logs: Path,
         timeout: float, keep: Callable[[Results], None] = lambda results: None) -> Results:
     """Measure everything that can be. keep: called with what is there after each workload."""
@@ -106,7 +120,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--peers-root", type=Path, default=os.environ.get("PEERS_ROOT"),
                         help="folder with the peers' venvs/ and models/ (default: $PEERS_ROOT)")
     parser.add_argument("--engines", help="names, separated by commas (default: all)")
-    parser.add_argument("--workloads", default=",".join(NAMES), help="names (default: %(default)s)")
+    parser.add_argument("--workloads", help=f"names, separated by commas (default: {','.join(NAMES)}, without "
+                        f"{LOOKUP} where the model runs without speculation)")
     parser.add_argument("--repeat", type=int, default=3, help="timed runs of each (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="one timed run of each")
     parser.add_argument("--model", default=PEER_MODELS[0].name, help="what all engines run, one of "
@@ -119,14 +134,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     repeat = 1 if chosen.quick else chosen.repeat
     if repeat < 1:
         parser.error(f"--repeat={repeat}: at least 1")
-    workloads = chosen.workloads.split(",")
     try:
         model = find_model(chosen.model)
+        workloads = chosen_workloads(chosen.workloads, model)
         specs = find_engines(chosen.peers_root, model, chosen.dtype)
         engines = chosen_engines(chosen.engines, specs)
         for name in workloads:
-            if name not in NAMES:
-                raise ValueError(f"--workloads: no {name!r}; there are {', '.join(NAMES)}")
             if name != START:
                 load_workload(name)
     except (JaxLLMError, ValueError) as error:

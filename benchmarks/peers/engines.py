@@ -33,7 +33,8 @@ class PeerModel:
 
     gguf: jaxllm's own file, whose matrices are of ``quantization``; all others are made of it. gguf_bf16, folder: as a
     GGUF file and as a Hugging Face folder in bfloat16. openvino: in float16. openvino_q4: in ``openvino_quantization``.
-    ort: in int4.
+    ort: in int4. own_ids: whether the workloads' ids are text in its vocabulary. Where they are none, greedy
+    continuations soon repeat themselves, and speculation would win what it does with no text: jaxllm runs without.
     """
 
     name: str
@@ -45,6 +46,7 @@ class PeerModel:
     openvino_q4: str
     openvino_quantization: str
     ort: str
+    own_ids: bool
 
 
 PEER_MODELS = (
@@ -52,12 +54,12 @@ PEER_MODELS = (
         name="SmolLM2-135M-Instruct", quantization="Q4_1", gguf="SmolLM2-135M-Instruct.Q4_1.gguf",
         gguf_bf16="SmolLM2-135M-Instruct.BF16.gguf", folder="smollm2-135m-instruct-bf16",
         openvino="SmolLM2-135M-Instruct.F16.gguf", openvino_q4="SmolLM2-135M-Instruct.Q4_1.gguf",
-        openvino_quantization="Q4_1", ort="smollm2-135m-instruct-ort-int4"),
+        openvino_quantization="Q4_1", ort="smollm2-135m-instruct-ort-int4", own_ids=True),
     # OpenVINO's reader of GGUF files knows no Gemma, so it has folders that its exporter wrote.
     PeerModel(
         name="gemma-3-270m", quantization="Q4_K_M", gguf="gemma-3-270m.Q4_K_M.gguf",
         gguf_bf16="gemma-3-270m.BF16.gguf", folder="gemma-3-270m-bf16", openvino="gemma-3-270m-ov-f16",
-        openvino_q4="gemma-3-270m-ov-int4", openvino_quantization="int4", ort="gemma-3-270m-ort-int4"),
+        openvino_q4="gemma-3-270m-ov-int4", openvino_quantization="int4", ort="gemma-3-270m-ort-int4", own_ids=False),
 )
 """The models that can be compared, the default first."""
 
@@ -95,16 +97,20 @@ def find_engines(root: Path | None, files: PeerModel, dtype: str) -> dict[str, E
     root: the folder with the peers' ``venvs`` and ``models`` (benchmarks/README.md says how to fill it).
     files: of the model that all run. dtype: jaxllm's.
     """
-    model = files.name
-    ours = [
-        _jaxllm(OURS, "with its defaults", model, dtype),
-        _jaxllm(PLAIN, "speculation off", model, dtype, speculative_config=None),
-        _jaxllm(SYNC, "overlap off", model, dtype, overlap=False),
-        _jaxllm(WIDE, "max_num_seqs=128", model, dtype, max_num_seqs=128),
-        _jaxllm(INT8, 'quantization="int8"', model, dtype, quantization="int8"),
-        _jaxllm(BLOCKS, 'quantization="gguf"', model, dtype, quantization="gguf"),
-        dataclasses.replace(_jaxllm(XLA, "kernels of XLA only", model, dtype),
-                            options={"model": model, "llm": {"dtype": dtype}, "implementation": "xla"}),
+    def ours(name: str, about: str, **llm: Any) -> EngineSpec:
+        implied = {} if files.own_ids or "speculative_config" in llm else {"speculative_config": None}
+        return EngineSpec(name, f"jaxllm, {about}" + (", speculation off" if implied else ""), Path(sys.executable),
+                          "drive_jaxllm.py", {"model": files.name, "llm": {"dtype": dtype, **implied, **llm}})
+
+    kernels_of_xla = ours(XLA, "kernels of XLA only")
+    variants = [
+        ours(OURS, "with its defaults"),
+        ours(PLAIN, "speculation off", speculative_config=None),
+        ours(SYNC, "overlap off", overlap=False),
+        ours(WIDE, "max_num_seqs=128", max_num_seqs=128),
+        ours(INT8, 'quantization="int8"', quantization="int8"),
+        ours(BLOCKS, 'quantization="gguf"', quantization="gguf"),
+        dataclasses.replace(kernels_of_xla, options={**kernels_of_xla.options, "implementation": "xla"}),
     ]
     folder = {"model": files.folder, "dtype": "bfloat16"}
     peers = [
@@ -118,12 +124,7 @@ def find_engines(root: Path | None, files: PeerModel, dtype: str) -> dict[str, E
         _llamacpp(root, LLAMACPP_Q4, f"llama.cpp, {files.quantization} weights", files.gguf),
         _peer(root, ORT, "ONNX Runtime GenAI, int4 weights", "ort", "drive_ort.py", {"model": files.ort}),
     ]
-    return {engine.name: engine for engine in [*ours, *peers]}
-
-
-def _jaxllm(name: str, about: str, model: str, dtype: str, **llm: Any) -> EngineSpec:
-    options = {"model": model, "llm": {"dtype": dtype, **llm}}
-    return EngineSpec(name, f"jaxllm, {about}", Path(sys.executable), "drive_jaxllm.py", options)
+    return {engine.name: engine for engine in [*variants, *peers]}
 
 
 def _peer(root: Path | None, name: str, about: str, venv: str, driver: str, options: Mapping[str, Any],

@@ -231,6 +231,19 @@ def test_all_engines_run_the_model_that_was_asked_for(model, tmp_path):
     assert found[BLOCKS].options["llm"]["quantization"] == "gguf"
 
 
+def test_jaxllm_does_not_speculate_where_the_ids_are_no_text_of_the_model(capsys):
+    smollm2, gemma = (find_engines(None, model, "bfloat16") for model in PEER_MODELS)
+    for name in (OURS, BLOCKS, WIDE):
+        assert "speculative_config" not in smollm2[name].options["llm"]
+        assert gemma[name].options["llm"]["speculative_config"] is None
+        assert "speculation off" in gemma[name].about
+    assert smollm2[PLAIN].options["llm"]["speculative_config"] is None
+    assert compare.chosen_workloads(None, PEER_MODELS[0]) == [*PLANS, START]
+    assert compare.chosen_workloads(None, PEER_MODELS[1]) == [name for name in [*PLANS, START] if name != "W1r"]
+    with pytest.raises(ValueError, match="W1r measures speculation on text"):
+        compare.chosen_workloads("W1,W1r", PEER_MODELS[1])
+
+
 @pytest.mark.parametrize("name", ["gemma-3-270m", "Gemma-3-270M"])
 def test_the_report_names_the_model_and_judges_it_by_the_same_rows(name, tmp_path, monkeypatch, capsys):
     asked = []
