@@ -22,6 +22,8 @@ from typing import Any
 from protocol import THREADS, Requests, serve
 
 CONTEXT_STEP = 256
+ENDS_WITHIN = 10
+"""Seconds."""
 
 
 class LlamaServer:
@@ -56,10 +58,14 @@ class LlamaServer:
         return {"seconds": seconds, "first": unknown, "last": unknown, "tokens": [reply["tokens"] for reply in replies]}
 
     def close(self) -> None:
-        """End the server."""
+        """End the server, which sometimes waits for itself for ever when it is asked to."""
         if self._process is not None:
             self._process.terminate()
-            self._process.wait()
+            try:
+                self._process.wait(ENDS_WITHIN)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
             self._process = None
 
     def _start(self, requests: Requests) -> None:
