@@ -16,7 +16,7 @@ from jaxllm.errors import CheckpointError, ParameterError
 from jaxllm.models.config import DecoderConfig
 from jaxllm.models.description import Description
 from jaxllm.models.model import Model, Params, build_model, describe, nest
-from jaxllm.models.registry import Family, family_of
+from jaxllm.models.registry import FAMILIES, Family, family_named, family_of
 from jaxllm.platform import resolve_dtype
 from jaxllm.program_cache.kept import kept
 from jaxllm.sampling_params import SamplingParams
@@ -31,8 +31,10 @@ from jaxllm.weights import (
     load_params,
     resolve,
 )
+from jaxllm.weights.live import LiveParams, TreeSource
 from jaxllm.weights.quantization import check_quantization, chosen_quantization, quantized_specs
 from jaxllm.weights.safetensors import read_json
+from jaxllm.weights.trees import listed, live_specs, match, misfit_error
 
 logger = logging.getLogger("jaxllm")
 
@@ -61,6 +63,23 @@ def open_source(model: Any, revision: str | None = None, load_format: str = "aut
     if wanted is not None and not isinstance(source, wanted):
         raise ParameterError("load_format", load_format, f"{source.path} has another format; leave it at 'auto'")
     return source
+
+
+def live_source(config: Any, params: Any) -> LiveParams:
+    """The source of ``LLM.from_params``.
+
+    config: a Hugging Face config as a dict or as the path of a ``config.json``; a ``DecoderConfig``; or what has a
+        config: a folder, a hub id or a packaged model's name, whose ``generation_config.json`` then counts too.
+    """
+    if isinstance(config, DecoderConfig | Mapping):
+        return LiveParams(config, params)
+    if not isinstance(config, str | os.PathLike) or not os.fspath(config):
+        raise ParameterError("config", config, "a Hugging Face config as a dict, the path of a config.json or of a "
+                             "folder that has one, or a DecoderConfig")
+    if os.path.isfile(config) and os.fspath(config).endswith(".json"):
+        return LiveParams(read_json(Path(config)), params)
+    source = open_source(config, load_format="dummy")
+    return LiveParams(source.config, params, source.generation_config)
 
 
 def _is_hf_folder(path: str | os.PathLike[str]) -> bool:
@@ -94,11 +113,13 @@ class OpenedModel:
     """A checkpoint's model, described and checked against its headers; no weights yet.
 
     quantization: what its matrices are kept as, ``None`` for plain numbers.
+    in_place: whether the parameters are in memory already, in the form that the model takes.
     """
 
     family: Family
     model: Model
     quantization: str | None
+    in_place: bool = False
 
 
 def open_model(source: ModelSource, dtype: Any, *, quantization: str | None = None, has_weights: bool = True
@@ -110,12 +131,13 @@ def open_model(source: ModelSource, dtype: Any, *, quantization: str | None = No
     """
     check_quantization(quantization, source)
     quantization = chosen_quantization(quantization, source)
-    family = family_of(source.config)
-    config = family.decoder_config(source.config)
+    family, config = _family_and_config(source)
     if not has_weights:
         if quantization == "gguf":
             raise ParameterError("quantization", quantization, "None or 'int8' where weights are random")
         return OpenedModel(family, _quantized(_described(config, dtype), {}, None, quantization), quantization)
+    if isinstance(source, TreeSource):
+        return _open_tree(source, family, config, dtype, quantization)
     if config.num_layers > len(source.tensors):
         # Before anything is made for each of them: a damaged config can ask for billions.
         raise CheckpointError(f"{source.path} does not fit the model: its config asks for {config.num_layers} layers, "
@@ -124,6 +146,35 @@ def open_model(source: ModelSource, dtype: Any, *, quantization: str | None = No
     plan = family.weight_map(model, source.tensors)
     check_checkpoint(source, model.specs, plan, family.ignored_tensors(config))
     return OpenedModel(family, _quantized(model, plan, source, quantization), quantization)
+
+
+def _family_and_config(source: ModelSource) -> tuple[Family, DecoderConfig]:
+    decoder = source.decoder if isinstance(source, LiveParams) else None
+    if decoder is None:
+        family = family_of(source.config)
+        return family, family.decoder_config(source.config)
+    named = family_named(decoder.family)
+    if named is None:
+        raise ParameterError("config.family", decoder.family, "one of " + ", ".join(each.name for each in FAMILIES))
+    return named, decoder
+
+
+def _open_tree(source: TreeSource, family: Family, config: DecoderConfig, dtype: Any, quantization: str | None
+               ) -> OpenedModel:
+    """The model of a tree of parameters, in the form that they are in where they are in memory."""
+    live = isinstance(source, LiveParams)
+    model = _described(config, source.choose_dtype(dtype) if isinstance(source, LiveParams) else dtype)
+    found, problems = match(model.specs, family.weight_map(model, source.leaves), family.ignored_tensors(config), source.leaves,
+                            abstract=not live)
+    if problems and live:
+        raise misfit_error(len(source.leaves), problems)
+    if problems:
+        raise CheckpointError(f"{source.path} does not fit the model:\n  {listed(problems)}")
+    if quantization is not None:
+        return OpenedModel(family, _quantized(model, {}, None, quantization), quantization)
+    if not live:
+        return OpenedModel(family, model, None)
+    return OpenedModel(family, dataclasses.replace(model, specs=live_specs(model.specs, found)), None, in_place=True)
 
 
 def _described(config: DecoderConfig, dtype: Any) -> Model:
@@ -142,7 +193,9 @@ def _quantized(model: Model, plan: Mapping[str, Sequence[Piece]], source: ModelS
 
 
 def load_weights(source: ModelSource, opened: OpenedModel) -> Params:
-    """The model's parameters, streamed tensor by tensor into their final dtype."""
+    """The model's parameters, streamed tensor by tensor into their final dtype; those of a tree in its own layout."""
+    if isinstance(source, TreeSource):
+        return source.load(opened.model.dtype)
     family, model = opened.family, opened.model
     return nest(load_params(
         source, model.specs, family.weight_map(model, source.tensors), ignore=family.ignored_tensors(model.config)))
