@@ -25,6 +25,7 @@ from jaxllm.sampling_params import SamplingParams
 from jaxllm.structured.params import StructuredOutputsParams
 
 if TYPE_CHECKING:
+    from jaxllm.conversion import Converted, convert
     from jaxllm.engine.core import Engine
     from jaxllm.engine.stats import EngineStats
     from jaxllm.llm import LLM
@@ -35,10 +36,12 @@ __version__ = "0.1.0"
 
 _LAZY = {
     "LLM": "jaxllm.llm",
+    "Converted": "jaxllm.conversion",
     "Engine": "jaxllm.engine.core",
     "EngineStats": "jaxllm.engine.stats",
     "Quantized": "jaxllm.quantization",
     "Score": "jaxllm.scoring",
+    "convert": "jaxllm.conversion",
     "quantize": "jaxllm.quantization",
 }
 
@@ -50,6 +53,7 @@ __all__ = [
     "CapacityError",
     "CheckpointError",
     "CompletionOutput",
+    "Converted",
     "Engine",
     "EngineError",
     "EngineStats",
@@ -67,6 +71,7 @@ __all__ = [
     "StructuredOutputsParams",
     "UnsupportedModelError",
     "best_of",
+    "convert",
     "quantize",
 ]
 

@@ -128,7 +128,8 @@ def match(specs: Mapping[str, ParamSpec], weight_map: Mapping[str, Sequence[str 
     known = {piece.name for pieces, _ in plan.values() for piece in pieces}
     patterns = [re.compile(pattern) for pattern in ignore]
     extra = [name for name in sorted(leaves.keys() - known) if not any(each.search(name) for each in patterns)]
-    reasons = {} if abstract else {name: _unusable(leaves[name]) for name in sorted(known & leaves.keys())}
+    kinds = (jax.ShapeDtypeStruct,) if abstract else (jax.Array, np.ndarray, np.generic)
+    reasons = {name: _unusable(leaves[name], kinds) for name in sorted(known & leaves.keys())}
     wrong = {name: reason for name, reason in reasons.items() if reason is not None}
     problems = [*(f"missing: {name}, {what}" for name, what in sorted(missing.items())),
                 *(f"unexpected: {name}{_shape_of(leaves[name])}" for name in extra),
@@ -224,13 +225,13 @@ def _misfit(path: str, given: Given, spec: ParamSpec, num_layers: int) -> str | 
     return None
 
 
-def _unusable(leaf: Any) -> str | None:
-    """Why a leaf cannot be a parameter, whatever its shape, or ``None``."""
+def _unusable(leaf: Any, kinds: tuple[Any, ...]) -> str | None:
+    """Why a leaf cannot be a parameter, whatever its shape, or ``None``. kinds: of arrays."""
     if is_stored(leaf):
         return None
     if isinstance(leaf, jax.core.Tracer):
         return "is being traced by JAX: parameters are taken outside of jit"
-    if not isinstance(leaf, jax.Array | np.ndarray | np.generic):
+    if not isinstance(leaf, kinds):
         return f"is a {type(leaf).__name__}, not an array"
     if not jax.dtypes.issubdtype(leaf.dtype, np.floating):
         return f"of shape {list(leaf.shape)} holds {leaf.dtype}, not floating-point numbers"
