@@ -101,7 +101,7 @@ def test_int8_is_made_of_it_as_of_the_original(folder, tmp_path):
     assert_same_bits(found, expected)
 
 
-@pytest.mark.parametrize("place", ["", "params", "default"])
+@pytest.mark.parametrize("place", ["", "params", "state"])
 @pytest.mark.parametrize("layout", [name if name in ("nnx.State", "stacked", "Hugging Face") else pytest.param(
     name, marks=pytest.mark.sweep) for name in LAYOUTS])
 def test_what_trainers_save_is_loaded(folder, tmp_path, layout, place):
@@ -165,6 +165,17 @@ def test_a_damaged_tree_is_an_error_of_the_checkpoint(folder, tmp_path):
     (tmp_path / "orbax" / "params" / "_METADATA").write_text("{")
     with pytest.raises(CheckpointError, match="cannot be read by Orbax"):
         resolve(tmp_path / "orbax")
+
+
+def test_of_several_trees_that_of_the_parameters_is_meant(folder, tmp_path):
+    own = params_of(folder, "float32")
+    model = saved(tmp_path / "model", own)
+    with checkpoint.StandardCheckpointer() as checkpointer:
+        checkpointer.save(model / "optimizer", {"x": np.ones(3)})
+    assert_same_bits(params_of(model, "float32"), own)
+    (model / "params").rename(model / "weights")
+    with pytest.raises(CheckpointError, match="of which none is called params: optimizer, weights"):
+        resolve(model)
 
 
 def test_without_a_config_it_is_no_model(folder, tmp_path):

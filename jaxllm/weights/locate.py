@@ -16,8 +16,6 @@ from jaxllm.weights.safetensors import SafetensorsSource, read_json
 from jaxllm.weights.source import ModelSource
 
 _ORBAX_MARK = "_METADATA"
-_ORBAX_PLACES = (".", "params", "default")
-"""In the folder itself, where ``jaxllm.convert`` puts it, where a ``CheckpointManager`` of Orbax does."""
 _LATER_PART = re.compile(r"-(?!00001-)\d{5}-of-\d{5}\.gguf$")
 
 
@@ -87,8 +85,17 @@ def _open(path: Path, name: str | None) -> ModelSource:
 
 
 def orbax_tree(folder: Path) -> Path | None:
-    """Where the tree of parameters lies in a folder of Orbax; ``None`` where there is none."""
-    return next((folder / place for place in _ORBAX_PLACES if (folder / place / _ORBAX_MARK).is_file()), None)
+    """Where the tree of parameters lies in a folder of Orbax: itself, or a folder in it, which is called "params" where
+    there are several trees. ``None`` where there is none; ``CheckpointError`` where it cannot be told."""
+    if (folder / _ORBAX_MARK).is_file():
+        return folder
+    found = {mark.parent.name: mark.parent for mark in sorted(folder.glob(f"*/{_ORBAX_MARK}"))}
+    if "params" in found or not found:
+        return found.get("params")
+    if len(found) > 1:
+        raise CheckpointError(f"{folder} has several trees of Orbax, of which none is called params: "
+                              + ", ".join(found))
+    return next(iter(found.values()))
 
 
 def _short(text: str) -> str:
