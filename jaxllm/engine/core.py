@@ -169,15 +169,16 @@ class Engine:
 
     @property
     def params(self) -> Any:
-        """The model's parameters, a nested dict of arrays in the model's own layout."""
+        """The model's parameters, a nested dict of arrays in the model's own layout; in an engine that was made of
+        parameters in another one, of their arrays (``RowParts``, ``StackedLayer``)."""
         return self._runner.weights.params
 
     def update_params(self, params: Any) -> None:
-        """Take other parameters of the same structure and shapes; nothing is compiled anew.
+        """Take other parameters of the model, in any of the layouts of ``jaxllm.weights.trees``; nothing is compiled.
 
-        Arrays are converted to the model's dtypes, and used as they are where they have them. No cached prefix outlives
-        the change. ``ParameterError`` for parameters that do not fit, which change nothing; ``EngineError`` while
-        requests are unfinished.
+        Arrays are used as they are where they are in the engine's form and dtype (``LLM.from_params`` makes an engine
+        in a trainer's), and converted where not. No cached prefix outlives the change. ``ParameterError`` lists all
+        that does not fit, and changes nothing; ``EngineError`` while requests are unfinished.
         """
         with self._lock, HeldInterrupts():
             self._require_idle("update_params")
