@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from jaxllm.engine.core import Engine
     from jaxllm.engine.stats import EngineStats
     from jaxllm.llm import LLM
+    from jaxllm.pooling import EmbeddingRequestOutput, RewardRequestOutput
     from jaxllm.quantization import Quantized, quantize
     from jaxllm.scoring import Score
 
@@ -37,9 +38,11 @@ __version__ = "0.1.0"
 _LAZY = {
     "LLM": "jaxllm.llm",
     "Converted": "jaxllm.conversion",
+    "EmbeddingRequestOutput": "jaxllm.pooling",
     "Engine": "jaxllm.engine.core",
     "EngineStats": "jaxllm.engine.stats",
     "Quantized": "jaxllm.quantization",
+    "RewardRequestOutput": "jaxllm.pooling",
     "Score": "jaxllm.scoring",
     "convert": "jaxllm.conversion",
     "quantize": "jaxllm.quantization",
@@ -54,6 +57,7 @@ __all__ = [
     "CheckpointError",
     "CompletionOutput",
     "Converted",
+    "EmbeddingRequestOutput",
     "Engine",
     "EngineError",
     "EngineStats",
@@ -66,6 +70,7 @@ __all__ = [
     "RequestError",
     "RequestMetrics",
     "RequestOutput",
+    "RewardRequestOutput",
     "SamplingParams",
     "Score",
     "StructuredOutputsParams",

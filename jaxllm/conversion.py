@@ -14,6 +14,8 @@ import numpy as np
 
 from jaxllm.errors import ParameterError
 from jaxllm.loading import load_weights, open_model
+from jaxllm.models.heads import SCORE
+from jaxllm.models.matching import match_params
 from jaxllm.models.model import nest
 from jaxllm.quantization.int8_folder import REPLACEABLE
 from jaxllm.quantization.output import check_target, written_whole
@@ -22,7 +24,7 @@ from jaxllm.quantization.tokenizer_files import end_ids, tokenizer_files
 from jaxllm.weights import GGUFSource, ModelSource, resolve
 from jaxllm.weights.orbax import PARAMS, save_params
 from jaxllm.weights.placement import place
-from jaxllm.weights.trees import flatten, match
+from jaxllm.weights.trees import flatten
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +63,8 @@ def convert(
         raise ParameterError("target", target, "the path of a folder")
     folder = Path(target).expanduser()
     source = model if isinstance(model, ModelSource) else resolve(model, revision)
+    if SCORE in source.tensors:
+        raise ParameterError("model", source.name, f"a language model, as {SCORE} would be left out of the copy")
     check_target(folder, [source.path], overwrite=overwrite, replaceable=(*REPLACEABLE, PARAMS))
     opened = open_model(source, stored_dtype(source) if isinstance(dtype, str) and dtype == "stored" else dtype,
                         quantization="none")
@@ -71,11 +75,9 @@ def convert(
         for name, content in files.items():
             (partial / name).parent.mkdir(exist_ok=True)
             (partial / name).write_bytes(content)
-        specs, config = opened.model.specs, opened.model.config
-        found, _ = match(specs, opened.family.weight_map(config), opened.family.ignored_tensors(config),
-                         flatten(load_weights(source, opened)))
-        save_params(partial, nest(place(specs, found)))
-    return Converted(len(specs), opened.model.weight_bytes, opened.model.dtype.name)
+        found, _ = match_params(opened.model, flatten(load_weights(source, opened)))
+        save_params(partial, nest(place(opened.model.specs, found)))
+    return Converted(len(opened.model.specs), opened.model.weight_bytes, opened.model.dtype.name)
 
 
 def stored_dtype(source: ModelSource) -> np.dtype:

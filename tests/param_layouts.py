@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxllm.models.decoder import Decoder
-from jaxllm.models.model import nest
+from jaxllm.models.model import build_model, nest
 from jaxllm.models.registry import family_named
 from jaxllm.weights.trees import flatten
 
@@ -20,12 +20,18 @@ def stacked(own):
     return {**own, "layers": jax.tree.map(lambda *parts: jnp.stack(parts), *layers)}
 
 
+def _names(config):
+    """For each parameter, its parts' names in a checkpoint."""
+    plan = family_named(config.family).weight_map(build_model(config, jnp.float32))
+    return {path: tuple(piece.name for piece in pieces) for path, pieces in plan.items()}
+
+
 def hugging_face(config, own):
     """A flat dict of a checkpoint's names, the parts of fused matrices apart."""
     heads, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     ends = {"qkv": (heads, heads + kv), "gate_up": (config.intermediate_size,)}
     leaves = flatten(own)
-    return {name: part for path, names in family_named(config.family).weight_map(config).items()
+    return {name: part for path, names in _names(config).items()
             for name, part in zip(names, jnp.split(leaves[path], ends.get(path.split(".")[-2], ())), strict=True)}
 
 
@@ -42,8 +48,7 @@ def to_own(config, params):
         layers = params["layers"]
         return params if 0 in layers else {**params, "layers": {
             layer: jax.tree.map(lambda leaf, at=layer: leaf[at], layers) for layer in range(config.num_layers)}}
-    names = family_named(config.family).weight_map(config)
-    return nest({path: jnp.concatenate([params[name] for name in parts]) for path, parts in names.items()})
+    return nest({path: jnp.concatenate([params[name] for name in parts]) for path, parts in _names(config).items()})
 
 
 LAYOUTS = {

@@ -8,6 +8,12 @@ import jax.numpy as jnp
 
 def logprobs(config, params, token_ids):
     """Float32 log-softmax [T, V] after each token of a sequence."""
+    head = params["embedding" if config.tie_word_embeddings else "head"]["weight"]
+    return jax.nn.log_softmax(hidden_states(config, params, token_ids) @ head.T)
+
+
+def hidden_states(config, params, token_ids):
+    """Float32 hidden states [T, D] after the final norm."""
     steps, size = len(token_ids), config.head_dim
     angles = jnp.arange(steps)[:, None, None] * config.rope.inverse_frequencies(size)
     seen = jnp.tril(jnp.ones((steps, steps), bool))
@@ -24,12 +30,11 @@ def logprobs(config, params, token_ids):
         x = x + _linear(attended.reshape(steps, -1), part["attention"]["out"])
         gate, up = jnp.split(_linear(_norm(x, part["mlp_norm"]["weight"], config), part["mlp"]["gate_up"]), 2, -1)
         x = x + _linear(jax.nn.silu(gate) * up, part["mlp"]["down"])
-    head = params["embedding" if config.tie_word_embeddings else "head"]["weight"]
-    return jax.nn.log_softmax(_norm(x, params["norm"]["weight"], config) @ head.T)
+    return _norm(x, params["norm"]["weight"], config)
 
 
 def _norm(x, weight, config):
-    return x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + config.rms_norm_eps) * weight
+    return x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + config.norm_eps) * weight
 
 
 def _linear(x, part):

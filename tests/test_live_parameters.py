@@ -307,6 +307,15 @@ def test_numpy_arrays_are_copied_as_their_owner_may_change_them(reference):
     assert [bits(output) for output in answers(llm)] == [bits(output) for output in reference]
 
 
+def test_the_tree_that_an_engine_hands_out_is_the_callers_to_change(reference):
+    config, own = made()
+    llm = LLM.from_params(config, own, **SIZES)
+    for tree in (own, llm.engine.params):
+        tree["norm"]["weight"] = -tree["norm"]["weight"]
+        tree["layers"][0]["mlp"].clear()
+    assert [bits(output) for output in answers(llm)] == [bits(output) for output in reference]
+
+
 def test_a_mesh_of_one_device_costs_no_copy(reference):
     config, own = made()
     mesh = jax.make_mesh((1, 1), ("data", "tensor"))

@@ -191,12 +191,13 @@ def build_engine(
     compile_first: Callable[[Programs], Iterable[Key]] = lambda programs: (),
     stats_log: StatsLog | None = None,
     weights_in_place: bool = False,
+    generates: bool = True,
 ) -> Engine:
     """An engine ready to run.
 
     load: gives the parameters; called while the programs of ``compile_first`` compile or load in other threads. Few
         weights wait for those that compile, so that they and the compiler's memory are not there at once.
-    weights_in_place: that they are in memory already.
+    weights_in_place: that they are in memory already. generates: whether the model is a language model.
     """
     give_back_memory()
     config, spec = choose_config(model, sizes, tokenizer, weights_in_place=weights_in_place)
@@ -213,4 +214,4 @@ def build_engine(
         runner = Runner(programs, params)
         for future in compiling:
             future.result()
-    return Engine(runner, config, tokenizer, eos_token_ids, stats_log)
+    return Engine(runner, config, tokenizer, eos_token_ids, stats_log, generates=generates)

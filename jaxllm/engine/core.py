@@ -46,8 +46,10 @@ class Engine:
     """
 
     def __init__(self, runner: StepRunner, config: EngineConfig, tokenizer: Tokenizer | None = None,
-                 eos_token_ids: Iterable[int] = (), stats_log: StatsLog | None = None) -> None:
+                 eos_token_ids: Iterable[int] = (), stats_log: StatsLog | None = None, *,
+                 generates: bool = True) -> None:
         self.config = config
+        self._generates = generates
         self.tokenizer = tokenizer
         self.eos_token_ids = frozenset(eos_token_ids)
         self._runner = runner
@@ -88,6 +90,9 @@ class Engine:
         params = SamplingParams() if params is None else params
         if not isinstance(params, SamplingParams | BeamSearchParams):
             raise ParameterError("sampling_params", params, "a SamplingParams or a BeamSearchParams")
+        if not self._generates and (isinstance(params, BeamSearchParams) or not params.reports_hidden_state):
+            raise ParameterError("model", "a model without a language model's head", "one with it, to generate or to "
+                                 "score texts; this one is for LLM.embed or LLM.reward")
         if request_id is not None and not isinstance(request_id, str):
             raise ParameterError("request_id", request_id, "a string or None")
         if isinstance(params, BeamSearchParams):

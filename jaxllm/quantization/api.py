@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from jaxllm.errors import ParameterError
+from jaxllm.models.heads import SCORE
 from jaxllm.quantization.gguf_file import FILE_TYPES, write_gguf_file
 from jaxllm.quantization.int8_folder import KIND as INT8
 from jaxllm.quantization.int8_folder import write_int8_folder
@@ -55,6 +56,8 @@ def quantize(
     if isinstance(source, TreeSource):
         raise ParameterError("model", source.name, "safetensors or a .gguf file, not a folder of Orbax: its matrices "
                              "are quantized while it is loaded, with LLM(quantization='int8')")
+    if SCORE in source.tensors:
+        raise ParameterError("model", source.name, f"a language model, as {SCORE} would be left out of the copy")
     if kind == INT8:
         return write_int8_folder(source, path, overwrite=overwrite, progress=progress)
     return write_gguf_file(source, path, kind, overwrite=overwrite, progress=progress)

@@ -8,10 +8,10 @@ import jax
 import numpy as np
 
 from jaxllm.errors import EngineError
+from jaxllm.models.matching import match_params
 from jaxllm.models.model import Model, Params, nest
-from jaxllm.models.registry import family_named
 from jaxllm.weights.placement import place
-from jaxllm.weights.trees import flatten, match, misfit_error
+from jaxllm.weights.trees import flatten, misfit_error
 
 
 class Weights:
@@ -37,11 +37,11 @@ class Weights:
 
     @property
     def params(self) -> Params:
-        """The parameters as a nested dict; ``EngineError`` while there are none."""
+        """The parameters as a nested dict, the caller's own; ``EngineError`` while there are none."""
         if not self.present:
             raise EngineError("the engine has no weights: wake it up, or give it some with update_params")
         layers = map(jax.tree.unflatten, self._model.layer_trees, self.layers)
-        return {**self.outer, "layers": dict(enumerate(layers))}
+        return jax.tree.map(lambda leaf: leaf, {**self.outer, "layers": dict(enumerate(layers))})
 
     def put_aside(self) -> None:
         """Move them to host memory; nothing where there are none."""
@@ -71,10 +71,7 @@ def fit_params(model: Model, params: Any) -> Params:
     the model keeps in int8 is quantized where it comes as plain numbers.
     """
     leaves = flatten(params)
-    family = family_named(model.config.family)
-    found, problems = match(
-        model.specs, {} if family is None else family.weight_map(model, leaves),
-        () if family is None else family.ignored_tensors(model.config), leaves)
+    found, problems = match_params(model, leaves)
     if problems:
         raise misfit_error(len(leaves), problems)
     return nest(place(model.specs, found))
