@@ -25,9 +25,11 @@ from jaxllm.sampling_params import SamplingParams
 from jaxllm.structured.params import StructuredOutputsParams
 
 if TYPE_CHECKING:
+    from jaxllm.conversion import Converted, convert
     from jaxllm.engine.core import Engine
     from jaxllm.engine.stats import EngineStats
     from jaxllm.llm import LLM
+    from jaxllm.pooling import EmbeddingRequestOutput, RewardRequestOutput
     from jaxllm.quantization import Quantized, quantize
     from jaxllm.scoring import Score
 
@@ -35,10 +37,14 @@ __version__ = "0.1.0"
 
 _LAZY = {
     "LLM": "jaxllm.llm",
+    "Converted": "jaxllm.conversion",
+    "EmbeddingRequestOutput": "jaxllm.pooling",
     "Engine": "jaxllm.engine.core",
     "EngineStats": "jaxllm.engine.stats",
     "Quantized": "jaxllm.quantization",
+    "RewardRequestOutput": "jaxllm.pooling",
     "Score": "jaxllm.scoring",
+    "convert": "jaxllm.conversion",
     "quantize": "jaxllm.quantization",
 }
 
@@ -50,6 +56,8 @@ __all__ = [
     "CapacityError",
     "CheckpointError",
     "CompletionOutput",
+    "Converted",
+    "EmbeddingRequestOutput",
     "Engine",
     "EngineError",
     "EngineStats",
@@ -62,11 +70,13 @@ __all__ = [
     "RequestError",
     "RequestMetrics",
     "RequestOutput",
+    "RewardRequestOutput",
     "SamplingParams",
     "Score",
     "StructuredOutputsParams",
     "UnsupportedModelError",
     "best_of",
+    "convert",
     "quantize",
 ]
 

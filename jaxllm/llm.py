@@ -7,6 +7,8 @@ from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import jax
+
 from jaxllm.arguments import BEAM_SEARCH_ARGUMENTS, CHAT_ARGUMENTS, ENGINE_ARGUMENTS, GENERATE_ARGUMENTS
 from jaxllm.arguments.methods import missing_attribute
 from jaxllm.beam_search import BeamSearchOutput, BeamSearchParams, as_search_output, search_params_list
@@ -21,9 +23,21 @@ from jaxllm.engine.stats_log import StatsLog
 from jaxllm.environment import check_environment
 from jaxllm.first_step import FirstStep
 from jaxllm.inputs import Params, prompt_list, with_priorities
-from jaxllm.loading import end_token_ids, load_weights, open_model, open_source, read_tokenizer, sampling_defaults
+from jaxllm.loading import (
+    check_pooling,
+    end_token_ids,
+    live_source,
+    load_weights,
+    open_model,
+    open_source,
+    read_tokenizer,
+    sampling_defaults,
+    score_head,
+)
 from jaxllm.memory import give_back_memory
 from jaxllm.outputs import RequestOutput
+from jaxllm.platform import check_mesh
+from jaxllm.pooling import EmbeddingRequestOutput, RewardRequestOutput, embed, reward
 from jaxllm.progress import Bar
 from jaxllm.quantities import parse_gibibytes
 from jaxllm.request_batch import complete, stream
@@ -172,10 +186,36 @@ class LLM:
             eos_token_ids=end_token_ids(source, self.tokenizer, generation_config),
             compile_first=expected.keys,
             stats_log=None if disable_log_stats else StatsLog(),
+            weights_in_place=opened.in_place,
+            generates=opened.head == "language model",
         )
+        self._score_head = score_head(source, opened)
+        self._path = source.path
         give_back_memory()
         self.model_config = opened.model.config
         self._defaults = RequestDefaults(defaults, self.engine.config.max_model_len)
+
+    @classmethod
+    def from_params(cls, config: Any, params: Any, tokenizer: str | os.PathLike[str] | Tokenizer | None = None, *,
+                    mesh: jax.sharding.Mesh | None = None, **arguments: Any) -> LLM:
+        """An ``LLM`` on parameters in memory, which are used where they are; ``update_params`` gives it newer ones.
+
+        config: a Hugging Face config as a dict or as the path of a ``config.json``; a folder, hub id or packaged name
+            that has one; or a ``DecoderConfig``.
+        params: a nested dict, an ``nnx.State`` or a flat dict by name (docs/live-parameters.md): in the layout of
+            ``llm.engine.params``; in that with its layers stacked; or with Hugging Face's names, where the parts of
+            fused matrices stay apart.
+        tokenizer: as for ``LLM``; without one, prompts are token ids.
+        mesh: of one device; parameters spread over several are refused.
+        arguments: ``LLM``'s, but those that say where a checkpoint is. With ``dtype="auto"`` the dtype is the one that
+            all of ``params`` have; with another than theirs they are converted, which copies them.
+
+        Raises ``ParameterError`` listing everything in ``params`` that does not fit ``config``.
+        """
+        refuse_given("an argument of LLM(...) alone, which reads a checkpoint", **{
+            name: arguments.pop(name, None) for name in ("model", "revision", "load_format", "skip_tokenizer_init")})
+        check_mesh(mesh)
+        return cls(live_source(config, params), tokenizer=tokenizer, skip_tokenizer_init=tokenizer is None, **arguments)
 
     def generate(self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None, *, use_tqdm: Bar = True,
                  priority: Sequence[int] | None = None, raise_on_error: bool = False, **others: Any
@@ -225,6 +265,34 @@ class LLM:
     def score(self, contexts: Sequence[Text], continuations: Sequence[Text], *, use_tqdm: Bar = True) -> list[Score]:
         """The log-likelihood of each continuation after its context, in their order; see ``jaxllm.scoring.score``."""
         return score(self, contexts, continuations, use_tqdm=use_tqdm)
+
+    def embed(self, prompts: Prompt | Sequence[Prompt], *, normalize: bool = True, dimensions: int | None = None,
+              truncate_prompt_tokens: int | None = None, use_tqdm: Bar = True, raise_on_error: bool = False
+              ) -> list[EmbeddingRequestOutput]:
+        """The embeddings of texts, ``outputs.embedding`` of each: the final hidden state of their last token.
+
+        For decoders that were trained so, like Qwen3-Embedding. Prompts are encoded with what their tokenizers add at
+        the end; instructions are the caller's to put in front.
+
+        normalize: to length 1. dimensions: keep so many of the first (Kusupati et al. 2022, Matryoshka).
+        truncate_prompt_tokens: keep the last so many tokens; -1 what fits.
+
+        The other arguments and errors are as in ``generate``.
+        """
+        check_pooling(self._path)
+        return embed(self.engine, self.model_config.hidden_size, prompts, normalize=normalize, dimensions=dimensions,
+                     truncate_prompt_tokens=truncate_prompt_tokens, use_tqdm=use_tqdm, raise_on_error=raise_on_error)
+
+    def reward(self, prompts: Prompt | Sequence[Prompt], *, truncate_prompt_tokens: int | None = None,
+               use_tqdm: Bar = True, raise_on_error: bool = False) -> list[RewardRequestOutput]:
+        """What a reward model's head makes of texts, ``outputs.data`` of each: a number for each of its labels, of
+        their last token.
+
+        For checkpoints with ``score.weight`` ("LlamaForSequenceClassification"); ``ParameterError`` for others. Of
+        conversations give ``chat_prompt(messages, add_generation_prompt=False)``. The arguments are as in ``embed``.
+        """
+        return reward(self.engine, self._score_head, prompts, truncate_prompt_tokens=truncate_prompt_tokens,
+                      use_tqdm=use_tqdm, raise_on_error=raise_on_error)
 
     def chat(
         self,

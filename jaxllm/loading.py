@@ -6,17 +6,21 @@ import dataclasses
 import functools
 import logging
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
-from jaxllm.errors import CheckpointError, ParameterError
+from jaxllm.errors import CheckpointError, ParameterError, UnsupportedModelError
 from jaxllm.models.config import DecoderConfig
 from jaxllm.models.description import Description
+from jaxllm.models.heads import SCORE, Head, split_head
+from jaxllm.models.matching import match_params
 from jaxllm.models.model import Model, Params, build_model, describe, nest
-from jaxllm.models.registry import Family, family_of
+from jaxllm.models.registry import FAMILIES, Family, family_named, family_of
 from jaxllm.platform import resolve_dtype
 from jaxllm.program_cache.kept import kept
 from jaxllm.sampling_params import SamplingParams
@@ -31,8 +35,10 @@ from jaxllm.weights import (
     load_params,
     resolve,
 )
+from jaxllm.weights.live import LiveParams, TreeSource
 from jaxllm.weights.quantization import check_quantization, chosen_quantization, quantized_specs
 from jaxllm.weights.safetensors import read_json
+from jaxllm.weights.trees import listed, live_specs, misfit_error
 
 logger = logging.getLogger("jaxllm")
 
@@ -61,6 +67,23 @@ def open_source(model: Any, revision: str | None = None, load_format: str = "aut
     if wanted is not None and not isinstance(source, wanted):
         raise ParameterError("load_format", load_format, f"{source.path} has another format; leave it at 'auto'")
     return source
+
+
+def live_source(config: Any, params: Any) -> LiveParams:
+    """The source of ``LLM.from_params``.
+
+    config: a Hugging Face config as a dict or as the path of a ``config.json``; a ``DecoderConfig``; or what has a
+        config: a folder, a hub id or a packaged model's name, whose ``generation_config.json`` then counts too.
+    """
+    if isinstance(config, DecoderConfig | Mapping):
+        return LiveParams(config, params)
+    if not isinstance(config, str | os.PathLike) or not os.fspath(config):
+        raise ParameterError("config", config, "a Hugging Face config as a dict, the path of a config.json or of a "
+                             "folder that has one, or a DecoderConfig")
+    if os.path.isfile(config) and os.fspath(config).endswith(".json"):
+        return LiveParams(read_json(Path(config)), params)
+    source = open_source(config, load_format="dummy")
+    return LiveParams(source.config, params, source.generation_config)
 
 
 def _is_hf_folder(path: str | os.PathLike[str]) -> bool:
@@ -94,11 +117,15 @@ class OpenedModel:
     """A checkpoint's model, described and checked against its headers; no weights yet.
 
     quantization: what its matrices are kept as, ``None`` for plain numbers.
+    in_place: whether the parameters are in memory already, in the form that the model takes.
+    head: what the checkpoint has; without a language model's, the model's own is the embedding, which means nothing.
     """
 
     family: Family
     model: Model
     quantization: str | None
+    in_place: bool = False
+    head: Head = "language model"
 
 
 def open_model(source: ModelSource, dtype: Any, *, quantization: str | None = None, has_weights: bool = True
@@ -110,20 +137,91 @@ def open_model(source: ModelSource, dtype: Any, *, quantization: str | None = No
     """
     check_quantization(quantization, source)
     quantization = chosen_quantization(quantization, source)
-    family = family_of(source.config)
-    config = family.decoder_config(source.config)
+    family, config, head = parts_of(source)
     if not has_weights:
         if quantization == "gguf":
             raise ParameterError("quantization", quantization, "None or 'int8' where weights are random")
-        return OpenedModel(family, _quantized(_described(config, dtype), {}, None, quantization), quantization)
+        model = _quantized(_described(config, dtype), {}, None, quantization)
+        return OpenedModel(family, model, quantization, head=head)
+    if isinstance(source, TreeSource):
+        if head == "score":
+            raise UnsupportedModelError(f"{source.path}: heads that score are read of safetensors; of parameters in "
+                                        "memory or in a folder of Orbax, language models and decoders without a head "
+                                        "can be used")
+        return dataclasses.replace(_open_tree(source, family, config, dtype, quantization), head=head)
     if config.num_layers > len(source.tensors):
         # Before anything is made for each of them: a damaged config can ask for billions.
         raise CheckpointError(f"{source.path} does not fit the model: its config asks for {config.num_layers} layers, "
                               f"and it has {len(source.tensors)} tensors")
     model = _described(config, dtype)
     plan = family.weight_map(model, source.tensors)
-    check_checkpoint(source, model.specs, plan, family.ignored_tensors(config))
-    return OpenedModel(family, _quantized(model, plan, source, quantization), quantization)
+    check_checkpoint(source, model.specs, plan, _ignored(family, config, head))
+    if head == "score":
+        _check_score(source, config)
+    return OpenedModel(family, _quantized(model, plan, source, quantization), quantization, head=head)
+
+
+def _ignored(family: Family, config: DecoderConfig, head: Head) -> tuple[str, ...]:
+    ignored = family.ignored_tensors(config)
+    return (*ignored, f"^{re.escape(SCORE)}$") if head == "score" else ignored
+
+
+def _check_score(source: ModelSource, config: DecoderConfig) -> None:
+    found = source.tensors.get(SCORE)
+    shape = None if found is None else found.shape
+    if shape is None or len(shape) != 2 or shape[1] != config.hidden_size or not shape[0]:
+        raise CheckpointError(f"{source.path} does not fit the model: {SCORE} should be [labels, {config.hidden_size}]"
+                              f", the checkpoint has {'none' if shape is None else list(shape)}")
+
+
+def score_head(source: ModelSource, opened: OpenedModel) -> np.ndarray | None:
+    """The head that scores, float64 [labels, D]; ``None`` for models without one, or without weights."""
+    if opened.head != "score" or SCORE not in source.tensors:
+        return None
+    return source.read(SCORE).astype(np.float64)
+
+
+def check_pooling(path: Path) -> None:
+    """``UnsupportedModelError`` for a folder of a model that pools otherwise than by the last token, which
+    sentence-transformers say in ``1_Pooling/config.json``."""
+    file = path / "1_Pooling" / "config.json"
+    if not file.is_file():
+        return
+    modes = [name for name, value in read_json(file).items() if name.startswith("pooling_mode") and value is True]
+    if modes != ["pooling_mode_lasttoken"]:
+        raise UnsupportedModelError(f"{file} has {', '.join(modes) or 'no pooling_mode'}; supported is "
+                                    "pooling_mode_lasttoken alone")
+
+
+def parts_of(source: ModelSource) -> tuple[Family, DecoderConfig, Head]:
+    """Which decoder a checkpoint is of, and with which head; raises where its architecture is unknown."""
+    decoder = source.decoder if isinstance(source, LiveParams) else None
+    if decoder is None:
+        known = {architecture for family in FAMILIES for architecture in family.architectures}
+        hf_config, head = split_head(source.config, known)
+        family = family_of(hf_config)
+        return family, family.decoder_config(hf_config), head
+    named = family_named(decoder.family)
+    if named is None:
+        raise ParameterError("config.family", decoder.family, "one of " + ", ".join(each.name for each in FAMILIES))
+    return named, decoder, "language model"
+
+
+def _open_tree(source: TreeSource, family: Family, config: DecoderConfig, dtype: Any, quantization: str | None
+               ) -> OpenedModel:
+    """The model of a tree of parameters, in the form that they are in where they are in memory."""
+    live = isinstance(source, LiveParams)
+    model = _described(config, source.choose_dtype(dtype) if isinstance(source, LiveParams) else dtype)
+    found, problems = match_params(model, source.leaves, abstract=not live)
+    if problems and live:
+        raise misfit_error(len(source.leaves), problems)
+    if problems:
+        raise CheckpointError(f"{source.path} does not fit the model:\n  {listed(problems)}")
+    if quantization is not None:
+        return OpenedModel(family, _quantized(model, {}, None, quantization), quantization)
+    if not live:
+        return OpenedModel(family, model, None)
+    return OpenedModel(family, dataclasses.replace(model, specs=live_specs(model.specs, found)), None, in_place=True)
 
 
 def _described(config: DecoderConfig, dtype: Any) -> Model:
@@ -142,10 +240,13 @@ def _quantized(model: Model, plan: Mapping[str, Sequence[Piece]], source: ModelS
 
 
 def load_weights(source: ModelSource, opened: OpenedModel) -> Params:
-    """The model's parameters, streamed tensor by tensor into their final dtype."""
+    """The model's parameters, streamed tensor by tensor into their final dtype; those of a tree in its own layout."""
+    if isinstance(source, TreeSource):
+        return source.load(opened.model.dtype)
     family, model = opened.family, opened.model
     return nest(load_params(
-        source, model.specs, family.weight_map(model, source.tensors), ignore=family.ignored_tensors(model.config)))
+        source, model.specs, family.weight_map(model, source.tensors),
+        ignore=_ignored(family, model.config, opened.head)))
 
 
 def stored_generation_config(source: ModelSource, generation_config: Any = "auto") -> Mapping[str, Any]:

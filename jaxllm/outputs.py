@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from jaxllm.sampling_params import LogprobsMode
+
+if TYPE_CHECKING:
+    import numpy as np
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -97,6 +100,8 @@ class RequestOutput:
 
     num_cached_tokens: prompt tokens whose keys and values were found in the prefix cache.
     error: set when this request failed; its ``outputs`` then hold what was generated before.
+    hidden_state: float32 [D], of the prompt's last token after the final norm, where it is asked for
+        (``jaxllm.pooling``).
     """
 
     request_id: str
@@ -107,6 +112,7 @@ class RequestOutput:
     num_cached_tokens: int = 0
     metrics: RequestMetrics | None = None
     error: OutputError | None = None
+    hidden_state: np.ndarray | None = dataclasses.field(default=None, repr=False, compare=False)
 
     @property
     def finished(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from jaxllm.arguments import SAMPLING_FIELDS, understands
 from jaxllm.checks import (
@@ -115,6 +115,9 @@ class SamplingParams:
     truncate_prompt_tokens: int | None = None
     priority: int = 0
     cache_salt: str | None = None
+
+    reports_hidden_state: ClassVar[bool] = False
+    """Whether the hidden state of the prompt's last token is reported (``jaxllm.pooling``)."""
 
     def __post_init__(self) -> None:
         self._check_sampling()

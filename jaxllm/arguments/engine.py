@@ -20,7 +20,7 @@ _FROM_CHECKPOINT = 'set quantization="gguf" for a .gguf file, or "int8" for any 
 _HUB = "the settings of huggingface_hub apply: "
 _OWN_CACHE = "jaxllm manages one cache for all layers; set kv_cache_bytes or block_size"
 _ONE_GRAMMAR = "jaxllm has one grammar library; leave it out, and see SamplingParams.structured_outputs"
-_POOLING = "jaxllm generates only; leave it out"
+_POOLING = "leave it out: LLM.embed and LLM.reward pool a decoder by its last token"
 
 ENGINE_ARGUMENTS = ArgumentTable("LLM", [
     *honoured(
@@ -57,7 +57,7 @@ ENGINE_ARGUMENTS = ArgumentTable("LLM", [
         speculative_config=(None, 'the method "ngram" alone, or "auto": on where it pays; outputs are the same'),
         disable_log_stats=(True, "`False` logs a line of figures every 10 s"),
     ),
-    *refused("jaxllm generates only; embeddings and classification are not there", "generate",
+    *refused("leave it out: LLM.embed and LLM.reward work beside LLM.generate", "generate",
              task="auto", runner="auto"),
     *refused(_POOLING, "none", convert="auto", pooler_config=None, override_pooler_config=None),
     *refused("a fast tokenizer is used, whatever its files; leave it out", "hf", tokenizer_mode="auto"),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-_ENGINE_ONLY = "jaxllm generates only; embeddings, classification and rewards are not there"
+_ENGINE_ONLY = "use llm.embed, or llm.reward for the numbers of a classification head"
 _IN_PROCESS = "the engine is in your process: use llm.engine, llm.engine.params or llm.update_params"
 MISSING = {
-    **dict.fromkeys(("encode", "embed", "classify", "reward"), _ENGINE_ONLY),
+    **dict.fromkeys(("encode", "classify"), _ENGINE_ONLY),
     **dict.fromkeys(("collective_rpc", "apply_model", "llm_engine"), _IN_PROCESS),
     **dict.fromkeys(("init_weight_transfer_engine", "update_weights"), "use llm.update_params(params)"),
     **dict.fromkeys(("start_profile", "stop_profile"), "use jax.profiler.start_trace and jax.profiler.stop_trace"),

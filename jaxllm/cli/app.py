@@ -17,6 +17,7 @@ from jaxllm.cli import console
 from jaxllm.cli.batch import batch
 from jaxllm.cli.bench import bench
 from jaxllm.cli.chat import chat
+from jaxllm.cli.convert import convert
 from jaxllm.cli.generate import generate
 from jaxllm.cli.info import info
 from jaxllm.cli.options import expand_groups
@@ -69,6 +70,7 @@ app.command()(expand_groups(info))
 app.command()(expand_groups(batch))
 app.command()(expand_groups(bench))
 app.command()(quantize)
+app.command()(convert)
 
 
 def _print_version(wanted: bool) -> None:

@@ -88,8 +88,7 @@ def _tokenizer(source: ModelSource, options: ModelOptions) -> tuple[Tokenizer | 
 def _describe_model(report: Report, source: ModelSource, tokenizer: Tokenizer | None, options: ModelOptions,
                     engine: EngineOptions) -> None:
     """Add the sections that need a supported architecture; raises at the first thing that fails."""
-    from jaxllm.loading import end_token_ids, open_model
-    from jaxllm.models.registry import family_of
+    from jaxllm.loading import end_token_ids, open_model, parts_of
 
     if tokenizer is not None:
         report["tokenizer"] = {
@@ -100,8 +99,7 @@ def _describe_model(report: Report, source: ModelSource, tokenizer: Tokenizer | 
             "end_token_ids": {token: tokenizer.token_text(token)
                               for token in sorted(end_token_ids(source, tokenizer))},
         }
-    family = family_of(source.config)
-    config = family.decoder_config(source.config)
+    family, config, _ = parts_of(source)
     report["model"] |= {"family": family.name, **_architecture(config)}
     opened = open_model(source, options.dtype, quantization=options.quantization, has_weights=bool(source.tensors))
     model = opened.model

@@ -85,11 +85,14 @@ class EngineSizes:
         return None
 
 
-def choose_config(model: Model, sizes: EngineSizes, tokenizer: Tokenizer | None = None) -> tuple[EngineConfig, KVSpec]:
+def choose_config(model: Model, sizes: EngineSizes, tokenizer: Tokenizer | None = None, *,
+                  weights_in_place: bool = False) -> tuple[EngineConfig, KVSpec]:
     """Fix every size of an engine for this machine; raises before anything is allocated.
 
     tokenizer: knows which ids may be sampled; without one, all that the model has.
+    weights_in_place: the weights are in memory already, and not part of what is free.
     """
+    to_come = 0 if weights_in_place else model.weight_bytes
     vocab_size = model.config.vocab_size
     platform = jax.default_backend()
     on_host = platform == "cpu"
@@ -111,12 +114,12 @@ def choose_config(model: Model, sizes: EngineSizes, tokenizer: Tokenizer | None 
         max_num_seqs=chosen["max_num_seqs"],
         max_model_len=_model_length(sizes.max_model_len),
         kv_cache_bytes=sizes.cache_bytes,
-        free_bytes=free - model.weight_bytes,
+        free_bytes=free - to_come,
         weight_bytes=model.weight_bytes,
         on_host=on_host,
     )
     block_bytes = spec.block_bytes(chosen["block_size"])
-    taken = model.weight_bytes + num_blocks * block_bytes if on_host else 0
+    taken = to_come + num_blocks * block_bytes if on_host else 0
     config = EngineConfig(
         **chosen,
         max_model_len=max_model_len,
@@ -187,14 +190,17 @@ def build_engine(
     eos_token_ids: Iterable[int] = (),
     compile_first: Callable[[Programs], Iterable[Key]] = lambda programs: (),
     stats_log: StatsLog | None = None,
+    weights_in_place: bool = False,
+    generates: bool = True,
 ) -> Engine:
     """An engine ready to run.
 
     load: gives the parameters; called while the programs of ``compile_first`` compile or load in other threads. Few
         weights wait for those that compile, so that they and the compiler's memory are not there at once.
+    weights_in_place: that they are in memory already. generates: whether the model is a language model.
     """
     give_back_memory()
-    config, spec = choose_config(model, sizes, tokenizer)
+    config, spec = choose_config(model, sizes, tokenizer, weights_in_place=weights_in_place)
     programs = Programs(model, spec, config, layers_per_program(), open_cache())
     with futures.ThreadPoolExecutor(2, "compile") as pool:
         keys = list(compile_first(programs))
@@ -208,4 +214,4 @@ def build_engine(
         runner = Runner(programs, params)
         for future in compiling:
             future.result()
-    return Engine(runner, config, tokenizer, eos_token_ids, stats_log)
+    return Engine(runner, config, tokenizer, eos_token_ids, stats_log, generates=generates)

@@ -53,6 +53,7 @@ class Collector:
     lock: held by whoever records the request's progress; ``output`` takes it, so that it can be called from any thread.
     inbox: where the engine puts the collector when its request has progressed.
 
+    wants_hidden_state: whether the hidden state of the prompt's last token is still to come (``add_hidden_state``).
     wants_logprobs: whether each token's log-probabilities have to be added (``add_logprobs``). finds_stop_strings:
     whether each token has to be (``add_token``).
     """
@@ -71,6 +72,7 @@ class Collector:
         self._logprobs: list[list[LogprobDict]] = [[] for _ in request.sequences]
         self._cumulative = [0.0] * len(request.sequences)
         self._kept_mass: list[list[float]] = [[] for _ in request.sequences]
+        self._hidden_state: np.ndarray | None = None
         self._texts: list[_Text] = []
         if params.detokenize and tokenizer is not None:
             self._texts = [self._new_text(tokenizer) for _ in request.sequences]
@@ -111,6 +113,14 @@ class Collector:
         self._cumulative[index] += logprob
         if processed:
             self._kept_mass[index].append(float(kept_mass))
+
+    @property
+    def wants_hidden_state(self) -> bool:
+        return self.request.params.reports_hidden_state and self._hidden_state is None
+
+    def add_hidden_state(self, row: np.ndarray) -> None:
+        """Take in the hidden state that the first token was sampled from."""
+        self._hidden_state = row.astype(np.float32)
 
     def add_prompt_logprobs(self, first: int, count: int, values: Any, offset: int) -> None:
         """Take in the log-probabilities of prompt tokens ``first .. first + count - 1``, from line ``offset`` on.
@@ -163,6 +173,7 @@ class Collector:
                 num_cached_tokens=request.num_cached_tokens,
                 metrics=dataclasses.replace(request.metrics),
                 error=request.error,
+                hidden_state=self._hidden_state,
             )
 
     def _completion(self, sequence: Sequence) -> CompletionOutput:

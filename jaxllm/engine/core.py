@@ -46,8 +46,10 @@ class Engine:
     """
 
     def __init__(self, runner: StepRunner, config: EngineConfig, tokenizer: Tokenizer | None = None,
-                 eos_token_ids: Iterable[int] = (), stats_log: StatsLog | None = None) -> None:
+                 eos_token_ids: Iterable[int] = (), stats_log: StatsLog | None = None, *,
+                 generates: bool = True) -> None:
         self.config = config
+        self._generates = generates
         self.tokenizer = tokenizer
         self.eos_token_ids = frozenset(eos_token_ids)
         self._runner = runner
@@ -88,6 +90,9 @@ class Engine:
         params = SamplingParams() if params is None else params
         if not isinstance(params, SamplingParams | BeamSearchParams):
             raise ParameterError("sampling_params", params, "a SamplingParams or a BeamSearchParams")
+        if not self._generates and (isinstance(params, BeamSearchParams) or not params.reports_hidden_state):
+            raise ParameterError("model", "a model without a language model's head", "one with it, to generate or to "
+                                 "score texts; this one is for LLM.embed or LLM.reward")
         if request_id is not None and not isinstance(request_id, str):
             raise ParameterError("request_id", request_id, "a string or None")
         if isinstance(params, BeamSearchParams):
@@ -169,15 +174,16 @@ class Engine:
 
     @property
     def params(self) -> Any:
-        """The model's parameters, a nested dict of arrays in the model's own layout."""
+        """The model's parameters, a nested dict of arrays in the model's own layout; in an engine that was made of
+        parameters in another one, of their arrays (``RowParts``, ``StackedLayer``)."""
         return self._runner.weights.params
 
     def update_params(self, params: Any) -> None:
-        """Take other parameters of the same structure and shapes; nothing is compiled anew.
+        """Take other parameters of the model, in any of the layouts of ``jaxllm.weights.trees``; nothing is compiled.
 
-        Arrays are converted to the model's dtypes, and used as they are where they have them. No cached prefix outlives
-        the change. ``ParameterError`` for parameters that do not fit, which change nothing; ``EngineError`` while
-        requests are unfinished.
+        Arrays are used as they are where they are in the engine's form and dtype (``LLM.from_params`` makes an engine
+        in a trainer's), and converted where not. No cached prefix outlives the change. ``ParameterError`` lists all
+        that does not fit, and changes nothing; ``EngineError`` while requests are unfinished.
         """
         with self._lock, HeldInterrupts():
             self._require_idle("update_params")

@@ -93,6 +93,8 @@ class Outcomes:
                 if not self._advance_beams(request.beams, sequence, result, row):
                     del progressed[request_id]
                 continue
+            if collector.wants_hidden_state:
+                collector.add_hidden_state(result.hidden[row])
             if collector.wants_logprobs:
                 collector.add_logprobs(sequence, result, row)
             stop_reason: int | str | None

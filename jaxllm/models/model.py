@@ -96,7 +96,7 @@ class Model:
     @property
     def quantized(self) -> dict[str, ParamSpec]:
         """The parameters that are not kept as plain arrays."""
-        return {path: spec for path, spec in self.specs.items() if spec.parts}
+        return {path: spec for path, spec in self.specs.items() if spec.parts or spec.stack}
 
     @property
     def weight_bytes(self) -> int:

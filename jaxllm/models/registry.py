@@ -125,6 +125,11 @@ def family_of(hf_config: HFConfig) -> Family:
     )
 
 
+def family_named(name: str) -> Family | None:
+    """The family of a ``DecoderConfig``, by its ``family``."""
+    return next((family for family in FAMILIES if family.name == name), None)
+
+
 def _refuse_quantized(hf_config: HFConfig) -> None:
     """Quantized tensors have other names, and some the same names and other meanings. Sources of those that can be read
     show the config from before (``jaxllm.weights.compressed_tensors``)."""

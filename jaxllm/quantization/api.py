@@ -7,11 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from jaxllm.errors import ParameterError
+from jaxllm.models.heads import SCORE
 from jaxllm.quantization.gguf_file import FILE_TYPES, write_gguf_file
 from jaxllm.quantization.int8_folder import KIND as INT8
 from jaxllm.quantization.int8_folder import write_int8_folder
 from jaxllm.quantization.result import Quantized
 from jaxllm.weights import ModelSource, resolve
+from jaxllm.weights.live import TreeSource
 
 KINDS = (INT8, *FILE_TYPES)
 """What matrices can be written in."""
@@ -51,6 +53,11 @@ def quantize(
         raise ParameterError("target", str(path), "a folder, as int8 is no type of .gguf files" if kind == INT8 else
                              f"a name that ends in .gguf for {kind}")
     source = model if isinstance(model, ModelSource) else resolve(model, revision)
+    if isinstance(source, TreeSource):
+        raise ParameterError("model", source.name, "safetensors or a .gguf file, not a folder of Orbax: its matrices "
+                             "are quantized while it is loaded, with LLM(quantization='int8')")
+    if SCORE in source.tensors:
+        raise ParameterError("model", source.name, f"a language model, as {SCORE} would be left out of the copy")
     if kind == INT8:
         return write_int8_folder(source, path, overwrite=overwrite, progress=progress)
     return write_gguf_file(source, path, kind, overwrite=overwrite, progress=progress)

@@ -108,7 +108,7 @@ def _runs(process: int) -> bool:
 
 def _sync(path: Path) -> None:
     """Have the data on the disk before the name is."""
-    for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
         if file.is_file():
             with file.open("rb") as opened:
                 os.fsync(opened.fileno())

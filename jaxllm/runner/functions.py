@@ -37,6 +37,7 @@ from jaxllm.sampling import (
     token_logprobs,
     vocab_logprobs,
 )
+from jaxllm.weights.rows import unstacked
 from pallas_kernels import paged_attention_metadata, positions_and_rows
 
 
@@ -87,7 +88,7 @@ class StepFunctions:
                ) -> tuple[Float[Array, "T D"], KVPool]:
         """A run of layers. params: each layer's leaves, in the order of its tree."""
         chunk = next(chunk for chunk in self.chunks if chunk.kind == kind)
-        nested = [jax.tree.unflatten(tree, leaves)
+        nested = [unstacked(jax.tree.unflatten(tree, leaves))
                   for tree, leaves in zip(self.model.layer_trees[chunk.layers], params, strict=True)]
         return self.model.modules.run_layers(chunk.layers, nested, x, step, cache)
 

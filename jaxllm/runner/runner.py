@@ -62,19 +62,21 @@ class StepResult:
     """What a step produced: one line per sampler of its plan, and prompt log-probabilities where asked for.
 
     vocab_logprobs: by number of the sampler, a (values, line) of it: of those that need more than the short list.
+    hidden: the hidden rows of the samplers, where one of them has to report its own.
     """
 
     sampled: SampleOutput | None
     prompt_logprobs: list[PromptLogprobs]
     vocab_logprobs: dict[int, tuple[VocabLogprobs, int]] = dataclasses.field(default_factory=dict)
+    hidden: Any = None
 
     def fetch(self) -> StepResult:
         """Wait for the device; the same with numpy arrays."""
-        sampled, values, vocab_logprobs = jax.device_get(
-            (self.sampled, [part.values for part in self.prompt_logprobs], self.vocab_logprobs))
+        sampled, values, vocab_logprobs, hidden = jax.device_get(
+            (self.sampled, [part.values for part in self.prompt_logprobs], self.vocab_logprobs, self.hidden))
         prompt_logprobs = [dataclasses.replace(part, values=found)
                            for part, found in zip(self.prompt_logprobs, values, strict=True)]
-        return StepResult(sampled, prompt_logprobs, vocab_logprobs)
+        return StepResult(sampled, prompt_logprobs, vocab_logprobs, hidden)
 
 
 class Runner:
@@ -88,6 +90,7 @@ class Runner:
         # The slots of those that ask for what few do.
         self._want_vocab_logprobs: set[int] = set()
         self._want_prompt_logprobs: set[int] = set()
+        self._want_hidden: set[int] = set()
         self._processor_names = self.config.processor_names
         self._mask_words = mask_words(self.model.config.vocab_size)
         self._host_pool = HostPool(self.spec, self.config.num_swap_blocks, self.config.block_size)
@@ -149,7 +152,8 @@ class Runner:
         # Made while ``forward`` runs.
         masks = constraint_masks([sequence.constraint for sequence in plan.sampled], self._mask_words)
         vocab_logprobs = self._vocab_logprobs(plan, batch.sample_rows, hidden, masks)
-        return StepResult(self._sample(plan, rows, masks), prompt_logprobs, vocab_logprobs)
+        reported = rows if _places(self._want_hidden, plan.sampler_slot) else None
+        return StepResult(self._sample(plan, rows, masks), prompt_logprobs, vocab_logprobs, reported)
 
     def _swap(self, plan: StepPlan) -> None:
         """Copy blocks to host memory, waiting for them, then others back."""
@@ -167,7 +171,8 @@ class Runner:
             request, slot = sequence.request, sequence.held_slot
             names = self._processor_names
             for slots, wanted in ((self._want_vocab_logprobs, needs_vocab_logprobs(request.params)),
-                                  (self._want_prompt_logprobs, sequence.wants_prompt_logprobs)):
+                                  (self._want_prompt_logprobs, sequence.wants_prompt_logprobs),
+                                  (self._want_hidden, request.params.reports_hidden_state)):
                 (slots.add if wanted else slots.discard)(slot)
             self._rows.set_slot(
                 slot, request.params, request.seed, sequence.index, sequence.num_prompt,

@@ -18,7 +18,7 @@ TOKENIZER_FILES = (
     "chat_template.jinja", "chat_template.json",
 )
 """Patterns of the files that hold a tokenizer."""
-_SMALL_FILES = ["config.json", "generation_config.json", INDEX, *TOKENIZER_FILES]
+_SMALL_FILES = ["config.json", "generation_config.json", INDEX, "1_Pooling/config.json", *TOKENIZER_FILES]
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _PART = re.compile(r"(.*)-\d{5}-of-(\d{5})\.gguf")
 

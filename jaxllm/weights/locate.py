@@ -15,6 +15,7 @@ from jaxllm.weights.packaged import find_packaged, packaged_file
 from jaxllm.weights.safetensors import SafetensorsSource, read_json
 from jaxllm.weights.source import ModelSource
 
+_ORBAX_MARK = "_METADATA"
 _LATER_PART = re.compile(r"-(?!00001-)\d{5}-of-\d{5}\.gguf$")
 
 
@@ -53,7 +54,8 @@ def resolve(model: str | os.PathLike[str], revision: str | None = None, *, downl
 
 
 def open_path(path: Path, name: str | None = None) -> ModelSource:
-    """The checkpoint at a path that exists: a GGUF file, a Hugging Face folder, or a folder with one GGUF model."""
+    """The checkpoint at a path that exists: a GGUF file, a folder of Hugging Face's or Orbax's, or one with one GGUF
+    model."""
     try:
         return _open(path, name)
     except OSError as error:
@@ -67,6 +69,12 @@ def _open(path: Path, name: str | None) -> ModelSource:
                                   "holds config.json and the safetensors files")
         return GGUFSource(path, name)
     if not any(path.glob("*.safetensors*")):
+        tree = orbax_tree(path)
+        if tree is not None:
+            # Here, as it brings JAX, which reading the other headers can do without.
+            from jaxllm.weights.orbax import OrbaxSource
+
+            return OrbaxSource(path, tree, name)
         found = sorted(file for file in path.glob("*.gguf") if not _LATER_PART.search(file.name))
         if len(found) == 1:
             return GGUFSource(found[0], name)
@@ -74,6 +82,20 @@ def _open(path: Path, name: str | None) -> ModelSource:
             raise CheckpointError(f"{path} has several GGUF files, give one: {', '.join(file.name for file in found)}")
     compressed = (path / "config.json").exists() and is_compressed(read_json(path / "config.json"))
     return (CompressedTensorsSource if compressed else SafetensorsSource)(path, name)
+
+
+def orbax_tree(folder: Path) -> Path | None:
+    """Where the tree of parameters lies in a folder of Orbax: itself, or a folder in it, which is called "params" where
+    there are several trees. ``None`` where there is none; ``CheckpointError`` where it cannot be told."""
+    if (folder / _ORBAX_MARK).is_file():
+        return folder
+    found = {mark.parent.name: mark.parent for mark in sorted(folder.glob(f"*/{_ORBAX_MARK}"))}
+    if "params" in found or not found:
+        return found.get("params")
+    if len(found) > 1:
+        raise CheckpointError(f"{folder} has several trees of Orbax, of which none is called params: "
+                              + ", ".join(found))
+    return next(iter(found.values()))
 
 
 def _short(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Matrices whose rows stay quantized: what they are in memory (pytrees of arrays) and how they are described before."""
+"""Parameters that are not one plain array: what they are in memory (pytrees of arrays), and as a description."""
 
 from __future__ import annotations
 
@@ -34,6 +34,28 @@ class RowParts:
     """Runs of rows that are stored in different ways, one after the other: ``QuantizedRows`` or plain arrays."""
 
     parts: tuple[Any, ...]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class StackedLayer:
+    """One layer's share of an array that holds all layers', as trainers that scan over layers keep them.
+
+    array: all layers', along the first axis. layer: an int32 scalar.
+    """
+
+    array: Array
+    layer: Array
+
+    def plain(self) -> Array:
+        """The layer's own; within a trace, where nothing is copied for longer than a step."""
+        return jax.lax.dynamic_index_in_dim(self.array, self.layer, 0, keepdims=False)
+
+
+def unstacked(params: Any) -> Any:
+    """Parameters with each ``StackedLayer`` as a plain array."""
+    return jax.tree.map(lambda leaf: leaf.plain() if isinstance(leaf, StackedLayer) else leaf, params,
+                        is_leaf=is_stored)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,4 +100,4 @@ def joined(parts: list[Any]) -> Any:
 
 def is_stored(leaf: Any) -> bool:
     """Whether a tree of parameters ends here for those who see a weight as one thing."""
-    return isinstance(leaf, QuantizedRows | RowParts)
+    return isinstance(leaf, QuantizedRows | RowParts | StackedLayer)

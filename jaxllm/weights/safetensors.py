@@ -19,6 +19,7 @@ from jaxllm.weights.source import ModelSource, TensorInfo
 INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _SHARD = re.compile(r".*-(\d{5})-of-(\d{5})\.safetensors")
+_BARE = "embed_tokens.weight"
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 _MAX_HEADER = 100_000_000  # bytes; the limit of the reference implementation
 
@@ -66,6 +67,9 @@ class SafetensorsSource(ModelSource):
         if absent:
             raise CheckpointError(f"{path / INDEX} names {len(absent)} tensors that are not in the file it gives, "
                                   f"{absent[0]!r} in {(placed or {})[absent[0]]!r} the first")
+        if _BARE in self._stored:
+            # Of a decoder saved without a head: its names lack what those with one begin with.
+            self._stored = {f"model.{tensor}": stored for tensor, stored in self._stored.items()}
         self.tensors = {tensor: stored.info for tensor, stored in self._stored.items()}
 
     def dtype(self, name: str) -> np.dtype:

@@ -19,12 +19,14 @@ class ParamSpec:
     """One parameter: its shape, its dtype and the logical name of each axis (``None`` for an axis never sharded).
 
     parts: how the rows of a matrix are kept where they are not one plain array of that dtype.
+    stack: of how many layers the arrays are kept as one, of which this parameter is a slice; 0 where it has its own.
     """
 
     shape: tuple[int, ...]
     dtype: Any
     axes: tuple[str | None, ...]
     parts: tuple[StoredRows, ...] = ()
+    stack: int = 0
 
     def __post_init__(self) -> None:
         if len(self.axes) != len(self.shape):
@@ -50,11 +52,14 @@ class ParamSpec:
         return " and ".join(dict.fromkeys(part.kind or self.dtype.name for part in self.parts)) or str(self.dtype.name)
 
     def abstract(self) -> Any:
-        """Its arrays as shapes and dtypes: one, or a tree where it is kept in parts."""
+        """Its arrays as shapes and dtypes: one, or a tree where it is kept in parts or as a slice."""
         import jax
 
-        from jaxllm.weights.rows import joined
+        from jaxllm.weights.rows import StackedLayer, joined
 
+        if self.stack:
+            array: Any = jax.ShapeDtypeStruct((self.stack, *self.shape), self.dtype)
+            return StackedLayer(array, jax.ShapeDtypeStruct((), np.int32))  # type: ignore[arg-type]
         if not self.parts:
             return jax.ShapeDtypeStruct(self.shape, self.dtype)
         return joined([part.abstract(self.shape[1], self.dtype) for part in self.parts])
