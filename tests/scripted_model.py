@@ -89,7 +89,7 @@ def _backend(pieces, special, bos):
 
 _CONFIG = DecoderConfig(
     family="llama", vocab_size=SIZE, hidden_size=SIZE, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=8,
-    intermediate_size=8, max_position_embeddings=512, rms_norm_eps=0.0)
+    intermediate_size=8, max_position_embeddings=512, norm_eps=0.0)
 
 
 @functools.cache
