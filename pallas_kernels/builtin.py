@@ -16,7 +16,15 @@ def register_all() -> None:
     _register(
         "matmul",
         cpu="native, bfloat16",
+        triton="one order of sums for any number of rows, Ampere and newer",
+        triton_default_on=(),
         xla="one dot, any backend",
+        oracle="float64 on the host, for tests",
+    )
+    _register(
+        "grouped_matmul",
+        triton="work that follows the rows, Ampere and newer",
+        xla="one ragged dot, any backend",
         oracle="float64 on the host, for tests",
     )
     _register(
@@ -68,34 +76,36 @@ def register_all() -> None:
 def _register(
     operation: str,
     *,
-    cpu: str,
     xla: str,
     oracle: str,
+    cpu: str | None = None,
     triton: str | None = None,
+    triton_default_on: tuple[str, ...] = ("gpu",),
     folder: str | None = None,
     xla_module: str = "xla",
 ) -> None:
-    """Register the implementations of an operation, given their summaries: the functions OPERATION_cpu,
-    OPERATION_triton (where there is one), OPERATION_xla and OPERATION_oracle in modules of the package's folder, which
-    is named after the operation. Those of the first two also have ``unsupported``.
+    """Register the implementations of an operation, given their summaries: the functions OPERATION_cpu and
+    OPERATION_triton (where there are such), OPERATION_xla and OPERATION_oracle in modules of the package's folder,
+    which is named after the operation. Those of the first two also have ``unsupported``.
     """
     package = f"pallas_kernels.{folder or operation}"
-    register(
-        operation,
-        "cpu",
-        _loader(f"{package}.cpu", f"{operation}_cpu"),
-        summary=cpu,
-        default_on=("cpu",),
-        unavailable=native.unavailable,
-        unsupported=_lazy(f"{package}.cpu", "unsupported"),
-    )
+    if cpu is not None:
+        register(
+            operation,
+            "cpu",
+            _loader(f"{package}.cpu", f"{operation}_cpu"),
+            summary=cpu,
+            default_on=("cpu",),
+            unavailable=native.unavailable,
+            unsupported=_lazy(f"{package}.cpu", "unsupported"),
+        )
     if triton is not None:
         register(
             operation,
             "triton",
             _loader(f"{package}.triton", f"{operation}_triton"),
             summary=triton,
-            default_on=("gpu",),
+            default_on=triton_default_on,
             unavailable=triton_launch.unavailable,
             unsupported=_lazy(f"{package}.triton", "unsupported"),
         )

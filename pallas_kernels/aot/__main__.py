@@ -1,8 +1,9 @@
 """Compile many cases in one process: ``python -m pallas_kernels.aot MODULE:FUNCTION [--gpu h200 ...] [--match TEXT]``.
 
 FUNCTION gets the name of a GPU and returns `Case`s, an iterable. Every case prints one line of JSON: "gpu", "case",
-and "kernels", each as `Kernel` without its PTX but with how often the instructions of ``INSTRUCTIONS`` stand in it; or
-"error". ``--ptx FOLDER`` also writes the PTX. The exit code is 1 if a case failed.
+and "kernels", or "error". A kernel is a `Kernel` without its PTX, but with how often the ``INSTRUCTIONS`` stand in it,
+and with how many groups of copies may still be under way where it waits for one ("copies_ahead"). ``--ptx FOLDER`` also
+writes the PTX. The exit code is 1 if a case failed.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,9 @@ def describe(kernel: aot.Kernel) -> dict[str, Any]:
     """A kernel as JSON has it."""
     fields = {name: getattr(kernel, name) for name in (
         "name", "target", "registers", "stack_bytes", "spill_bytes", "shared_bytes", "threads")}
-    return fields | {"instructions": {name: kernel.count(name) for name in INSTRUCTIONS}}
+    waits = [int(number, 0) for number in re.findall(r"cp\.async\.wait_group\s+(\w+)", kernel.ptx)]
+    counts = {name: kernel.count(name) for name in INSTRUCTIONS}
+    return fields | {"copies_ahead": max(waits, default=0), "instructions": counts}
 
 
 def main() -> int:

@@ -18,19 +18,22 @@ needs_gpu_compilers = pytest.mark.skipif(aot.unavailable() is not None, reason=f
 type Report = dict[tuple[str, str], list[dict]]
 
 
-def compile_cases(cases: str, gpus: Sequence[str] = tuple(aot.GPUS), match: Sequence[str] = ("",)) -> Report:
+def compile_cases(
+    cases: str, gpus: Sequence[str] = tuple(aot.GPUS), match: Sequence[str] = ("",), *, together: bool = False
+) -> Report:
     """The kernels (see ``pallas_kernels.aot.__main__``) by GPU and name of the case; fails for a case that has none.
 
     cases: MODULE:FUNCTION, where FUNCTION gets a GPU's name and returns ``aot.Case``s.
+    together: in one process for all GPUs; not for Mosaic GPU, which compiles equal kernels once in a process.
     """
-    return {key: kernels for gpu in gpus for key, kernels in _compile_for(gpu, cases, match).items()}
+    groups = [gpus] if together else [(gpu,) for gpu in gpus]
+    return {key: kernels for group in groups for key, kernels in _in_a_process(group, cases, match).items()}
 
 
-def _compile_for(gpu: str, cases: str, match: Sequence[str]) -> Report:
-    """A process for each GPU: Mosaic GPU compiles equal kernels once in a process, whatever the GPU."""
+def _in_a_process(gpus: Sequence[str], cases: str, match: Sequence[str]) -> Report:
     environment = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
     environment["PYTHONPATH"] = str(Path(__file__).parents[1])
-    command = [sys.executable, "-m", "pallas_kernels.aot", cases, "--gpu", gpu, "--match", *match]
+    command = [sys.executable, "-m", "pallas_kernels.aot", cases, "--gpu", *gpus, "--match", *match]
     run = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     lines = [json.loads(line) for line in run.stdout.splitlines() if line.startswith("{")]
     errors = [f"{line['gpu']} {line['case']}: {line['error']}" for line in lines if "error" in line]
