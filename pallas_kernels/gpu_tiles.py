@@ -12,7 +12,10 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class AttentionTile:
-    """rows: of queries; keys: of a step of the online softmax; stages: loads in flight; warps: of a thread block."""
+    """rows: of queries; keys: of a step of the online softmax; warps: of a thread block.
+
+    stages: steps whose keys are under way or in use at a time.
+    """
 
     rows: int
     keys: int
@@ -22,11 +25,15 @@ class AttentionTile:
 
 @dataclass(frozen=True)
 class AttentionTiles:
-    """prefill and decode where the fastest is wanted; reproducible: for both, where they have to agree to the bit."""
+    """prefill and decode where the fastest is wanted; reproducible: for both, where they have to agree to the bit.
+
+    decode_int8: decode over pools of int8.
+    """
 
     prefill: AttentionTile
     decode: AttentionTile
     reproducible: AttentionTile
+    decode_int8: AttentionTile = AttentionTile(16, 32, 4, 3)
 
 
 @dataclass(frozen=True)
@@ -55,14 +62,14 @@ _ATTENTION = {
         256: AttentionTiles(AttentionTile(64, 32, 8, 2), AttentionTile(16, 32, 4, 3), AttentionTile(32, 32, 8, 2)),
     },
     90: {
-        64: AttentionTiles(AttentionTile(128, 64, 4, 3), AttentionTile(16, 64, 4, 4), AttentionTile(64, 64, 4, 3)),
+        64: AttentionTiles(AttentionTile(128, 64, 4, 3), AttentionTile(16, 64, 4, 3), AttentionTile(64, 64, 4, 3)),
         128: AttentionTiles(AttentionTile(128, 64, 8, 3), AttentionTile(16, 64, 4, 3), AttentionTile(64, 32, 4, 3)),
-        256: AttentionTiles(AttentionTile(64, 64, 8, 2), AttentionTile(16, 32, 4, 3), AttentionTile(64, 32, 8, 3)),
+        256: AttentionTiles(AttentionTile(64, 32, 8, 3), AttentionTile(16, 32, 4, 3), AttentionTile(64, 32, 8, 3)),
     },
     100: {
-        64: AttentionTiles(AttentionTile(128, 64, 4, 3), AttentionTile(16, 64, 4, 4), AttentionTile(64, 32, 4, 3)),
+        64: AttentionTiles(AttentionTile(128, 64, 4, 3), AttentionTile(16, 64, 4, 3), AttentionTile(64, 32, 4, 3)),
         128: AttentionTiles(AttentionTile(128, 64, 8, 3), AttentionTile(16, 64, 4, 3), AttentionTile(64, 32, 8, 3)),
-        256: AttentionTiles(AttentionTile(64, 64, 8, 2), AttentionTile(16, 32, 4, 3), AttentionTile(32, 32, 8, 2)),
+        256: AttentionTiles(AttentionTile(64, 32, 8, 3), AttentionTile(16, 32, 4, 3), AttentionTile(32, 32, 8, 2)),
     },
 }
 

@@ -63,10 +63,11 @@ def paged_attention_triton(
     group = num_heads // num_kv_heads
     tiles = attention_tiles(compute_capability(), head_dim)
     prefill = _at_least(tiles.reproducible if deterministic else tiles.prefill, group)
-    decode = _at_least(tiles.reproducible if deterministic else tiles.decode, group)
+    quantized = isinstance(k_pool, Int8Pool)
+    fastest = tiles.decode_int8 if quantized else tiles.decode
+    decode = _at_least(tiles.reproducible if deterministic else fastest, group)
     split = _split(num_rows, width * block_size, decode.keys, deterministic)
 
-    quantized = isinstance(k_pool, Int8Pool)
     pools = split_pools(k_pool, v_pool)
     numbers = {"scale": float(scale), "soft_cap": float(soft_cap or 0)}
     rows = {"query_start": metadata.query_start, "lengths": metadata.lengths}
@@ -88,7 +89,7 @@ def paged_attention_triton(
              "tile_tokens": tile_tokens, "lse": None, **results, **numbers},
             grid=(tile_rows.shape[0], num_kv_heads), updated=names, warps=prefill.warps,
             constants={**constants, "SINKS": sinks is not None, "LSE": return_lse, "ROWS": prefill.rows,
-                       "KEYS": prefill.keys, "SPLIT": split if deterministic else 0, "STAGES": prefill.stages})
+                       "KEYS": prefill.keys, "SPLIT": split if deterministic else 0, "STAGES": _stages(prefill)})
         results = dict(zip(names, written, strict=True))
 
     num_splits = -(-width * block_size // split)
@@ -101,7 +102,7 @@ def paged_attention_triton(
         outputs={"part_values": jax.ShapeDtypeStruct((num_rows, num_splits, num_heads, head_dim), jnp.float32),
                  "part_sums": jax.ShapeDtypeStruct((num_rows, num_splits, num_heads, 2), jnp.float32)},
         constants={**constants, "ROWS": decode.rows, "KEYS": decode.keys, "SPLIT": split, "SPLITS": num_splits,
-                   "STAGES": decode.stages})
+                   "STAGES": _stages(decode)})
     written = launch(
         kernels.combine_splits,
         {"part_values": part_values, "part_sums": part_sums, "sinks": sinks, **rows, "lse": None,
@@ -139,6 +140,11 @@ def _split(num_rows: int, longest: int, keys: int, deterministic: bool) -> int:
     fewest = 512 if deterministic else 256
     most_splits = 64 if deterministic else max(8, 2048 // num_rows)
     return max(keys, power_of_two(max(fewest, math.ceil(longest / most_splits))))
+
+
+def _stages(tile: AttentionTile) -> int:
+    """As Triton counts them: as many again between a block's number and the block as between that and its use."""
+    return 2 * tile.stages - 1
 
 
 def _at_least(tile: AttentionTile, group: int) -> AttentionTile:
