@@ -32,7 +32,6 @@ MODELS = {
     "qwen3-30b-a3b": Model(32, 4, 128),
     "gemma-3-27b": Model(32, 16, 128, (None, 1024)),
     "gpt-oss-120b": Model(64, 8, 64, (None, 128), sinks=True),
-    "gemma-2-9b": Model(16, 8, 256, (4096,), soft_cap=50.0),
 }
 
 
