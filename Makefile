@@ -52,7 +52,7 @@ $(VENV)/model: | $(VENV)/base
 	@touch $@
 
 $(VENV)/test: $(VENV)/base | $(VENV)/model
-	$(INSTALL) -e '.[test,check]'
+	$(INSTALL) -e '.[test,check,aot]'
 	@touch $@
 
 clean:

@@ -15,6 +15,7 @@ implementations behind one contract; `explain` says which one runs and why.
 
 from pallas_kernels.builtin import register_all as _register_all
 from pallas_kernels.gated_matmul import gated_matmul
+from pallas_kernels.grouped_matmul import grouped_matmul
 from pallas_kernels.int8_pool import Int8Pool
 from pallas_kernels.kv_write import kv_write
 from pallas_kernels.matmul import matmul
@@ -38,6 +39,7 @@ __all__ = [
     "dequantize",
     "explain",
     "gated_matmul",
+    "grouped_matmul",
     "implementations",
     "kv_write",
     "matmul",

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from pallas_kernels import cpu as native
+from pallas_kernels import triton_launch
 from pallas_kernels.registry import PLATFORMS, register
 
 
@@ -15,7 +16,15 @@ def register_all() -> None:
     _register(
         "matmul",
         cpu="native, bfloat16",
+        triton="one order of sums for any number of rows, Ampere and newer",
+        triton_default_on=(),
         xla="one dot, any backend",
+        oracle="float64 on the host, for tests",
+    )
+    _register(
+        "grouped_matmul",
+        triton="work that follows the rows, Ampere and newer",
+        xla="one ragged dot, any backend",
         oracle="float64 on the host, for tests",
     )
     _register(
@@ -27,18 +36,21 @@ def register_all() -> None:
     _register(
         "paged_attention",
         cpu="native, bfloat16",
+        triton="tiles on tensor cores, Ampere and newer",
         xla="tuned XLA loops, any backend",
         oracle="float64 on the host, for tests",
     )
     _register(
         "kv_write",
         cpu="native copies in place",
+        triton="in place, Ampere and newer",
         xla="one scatter per pool, any backend",
         oracle="a loop on the host, for tests",
     )
     _register(
         "rope_kv_write",
         cpu="native, bfloat16, in place",
+        triton="one pass, in place, Ampere and newer",
         xla="elementwise XLA and kv_write, any backend",
         oracle="float64 on the host, for tests",
     )
@@ -64,26 +76,39 @@ def register_all() -> None:
 def _register(
     operation: str,
     *,
-    cpu: str,
     xla: str,
     oracle: str,
+    cpu: str | None = None,
+    triton: str | None = None,
+    triton_default_on: tuple[str, ...] = ("gpu",),
     folder: str | None = None,
     xla_module: str = "xla",
 ) -> None:
-    """Register the three implementations of an operation, given their summaries: the functions OPERATION_cpu,
-    OPERATION_xla and OPERATION_oracle in modules of the package's folder, which is named after the operation. That of
-    the native one also has ``unsupported``.
+    """Register the implementations of an operation, given their summaries: the functions OPERATION_cpu and
+    OPERATION_triton (where there are such), OPERATION_xla and OPERATION_oracle in modules of the package's folder,
+    which is named after the operation. Those of the first two also have ``unsupported``.
     """
     package = f"pallas_kernels.{folder or operation}"
-    register(
-        operation,
-        "cpu",
-        _loader(f"{package}.cpu", f"{operation}_cpu"),
-        summary=cpu,
-        default_on=("cpu",),
-        unavailable=native.unavailable,
-        unsupported=_lazy(f"{package}.cpu", "unsupported"),
-    )
+    if cpu is not None:
+        register(
+            operation,
+            "cpu",
+            _loader(f"{package}.cpu", f"{operation}_cpu"),
+            summary=cpu,
+            default_on=("cpu",),
+            unavailable=native.unavailable,
+            unsupported=_lazy(f"{package}.cpu", "unsupported"),
+        )
+    if triton is not None:
+        register(
+            operation,
+            "triton",
+            _loader(f"{package}.triton", f"{operation}_triton"),
+            summary=triton,
+            default_on=triton_default_on,
+            unavailable=triton_launch.unavailable,
+            unsupported=_lazy(f"{package}.triton", "unsupported"),
+        )
     register(
         operation, "xla", _loader(f"{package}.{xla_module}", f"{operation}_xla"), summary=xla, default_on=PLATFORMS)
     register(operation, "oracle", _loader(f"{package}.oracle", f"{operation}_oracle"), summary=oracle)

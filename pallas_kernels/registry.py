@@ -105,7 +105,7 @@ def choose(
 ) -> Choice:
     """Pick the implementation of ``operation``.
 
-    platform: JAX's default backend if not given.
+    platform: if not given, that of the device which JAX's mesh context describes, else JAX's default backend.
     operands: what it is to be called with, by name; without them, whatever it takes is left aside.
 
     Raises ChoiceError, a ValueError, for an unknown operation or name, for a named implementation that is not available
@@ -121,7 +121,7 @@ def choose(
     if from_environment := os.environ.get(variable):
         found = _named(known, operation, from_environment, variable, operands)
         return Choice(operation, found, f"{variable} is set")
-    platform = platform or jax.default_backend()
+    platform = platform or _platform()
     for candidate in known.values():
         if platform in candidate.default_on and _obstacle(candidate, operands) is None:
             return Choice(operation, candidate, f"the default on {platform}")
@@ -139,6 +139,12 @@ def explain(operation: str, implementation: str | None = None, platform: str | N
         where += "" if missing is None else f"; not available: {missing}"
         lines.append(f" {mark} {candidate.name}: {candidate.summary} [{where}]")
     return "\n".join(lines)
+
+
+def _platform() -> str:
+    """The platform of what is being traced: a program can be compiled for devices that are not here."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return jax.default_backend() if device is None else device.platform
 
 
 def _implementations(operation: str) -> dict[str, Implementation]:

@@ -27,6 +27,7 @@ def paged_attention(
     sinks: Float[Array, " N"] | None = None,
     alibi_slopes: Float[Array, " N"] | None = None,
     return_lse: Literal[False] = False,
+    deterministic: bool = False,
     implementation: str | None = None,
 ) -> Float[Array, "T N H"]: ...
 
@@ -44,6 +45,7 @@ def paged_attention(
     sinks: Float[Array, " N"] | None = None,
     alibi_slopes: Float[Array, " N"] | None = None,
     return_lse: Literal[True],
+    deterministic: bool = False,
     implementation: str | None = None,
 ) -> tuple[Float[Array, "T N H"], Float[Array, "T N"]]: ...
 
@@ -60,6 +62,7 @@ def paged_attention(
     sinks: Float[Array, " N"] | None = None,
     alibi_slopes: Float[Array, " N"] | None = None,
     return_lse: bool = False,
+    deterministic: bool = False,
     implementation: str | None = None,
 ) -> Float[Array, "T N H"] | tuple[Float[Array, "T N H"], Float[Array, "T N"]]:
     """Attend causally from this step's queries to their rows' cached keys and values.
@@ -78,12 +81,15 @@ def paged_attention(
             soft cap (Press et al. 2022, ALiBi).
         return_lse: also return the natural log of the softmax's denominator (sinks included), float32 [T, N];
             ``-inf`` for padding tokens.
+        deterministic: a query's bits are a function of its row's tokens and the tables' width: the same whether or not
+            it is its row's only one, with any other rows, padding and physical blocks. On a CPU they are in any case.
+            Elsewhere it costs some speed, and implementations that cannot keep it raise ValueError.
         implementation: a name from ``registry.implementations("paged_attention")``.
     """
     _check(q, k_pool, v_pool, metadata, scale, window, soft_cap, {"sinks": sinks, "alibi_slopes": alibi_slopes})
     operands = {"q": q, "k_pool": k_pool, "v_pool": v_pool, "metadata": metadata}
     options = {"scale": scale, "window": window, "soft_cap": soft_cap, "sinks": sinks,
-               "alibi_slopes": alibi_slopes, "return_lse": return_lse}
+               "alibi_slopes": alibi_slopes, "return_lse": return_lse, "deterministic": deterministic}
     choice = registry.choose("paged_attention", implementation, operands=operands | options)
     return choice.run(**operands, **options)
 

@@ -40,6 +40,7 @@ def paged_attention_cpu(
     sinks: Float[Array, " N"] | None = None,
     alibi_slopes: None = None,
     return_lse: bool = False,
+    deterministic: bool = False,
 ) -> Array | tuple[Array, Array]:
     """The contract of `paged_attention`; blocks, lengths or row boundaries that are out of range fail the program."""
     target = "pallas_kernels_paged_attention" + ("_int8" if isinstance(k_pool, Int8Pool) else "")

@@ -25,6 +25,7 @@ def paged_attention_oracle(
     sinks: Float[Array, " N"] | None = None,
     alibi_slopes: Float[Array, " N"] | None = None,
     return_lse: bool = False,
+    deterministic: bool = False,
 ) -> Array | tuple[Array, Array]:
     """Compute in float64 on the host; under ``jit`` through a callback."""
     out = (

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int32
@@ -42,8 +43,12 @@ def paged_attention_xla(
     sinks: Float[Array, " N"] | None = None,
     alibi_slopes: Float[Array, " N"] | None = None,
     return_lse: bool = False,
+    deterministic: bool = False,
 ) -> Array | tuple[Array, Array]:
-    """The contract of `paged_attention`, for any XLA backend; bitwise independent of the batch on the CPU."""
+    """The contract of `paged_attention`, for any XLA backend; bitwise independent of the batch on the CPU alone."""
+    if deterministic and jax.default_backend() != "cpu":
+        raise ValueError("deterministic=True: what XLA computes on a GPU depends on the batch; see "
+                         "registry.explain('paged_attention') for an implementation that does not")
     softmax = _Softmax(scale, window, soft_cap, sinks, alibi_slopes)
     keys = PagedKeys(k_pool, v_pool, metadata.tables, q.dtype)
     tiles = cut_into_tiles(metadata.query_start, metadata.lengths, metadata.num_tokens_padded)

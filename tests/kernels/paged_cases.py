@@ -130,8 +130,9 @@ def quantized(pool: np.ndarray, garbage: float) -> Int8Pool:
     return Int8Pool(values, scales)
 
 
-@partial(jax.jit, static_argnames=("scale", "window", "soft_cap", "implementation"))
-def _attend(q, k_pool, v_pool, tables, query_start, lengths, sinks, slopes, *, scale, window, soft_cap, implementation):
+@partial(jax.jit, static_argnames=("scale", "window", "soft_cap", "deterministic", "implementation"))
+def _attend(q, k_pool, v_pool, tables, query_start, lengths, sinks, slopes, *, scale, window, soft_cap, deterministic,
+            implementation):
     metadata = paged_attention_metadata(tables, query_start, lengths, q.shape[0], k_pool.shape[2])
     return paged_attention(
         q,
@@ -144,6 +145,7 @@ def _attend(q, k_pool, v_pool, tables, query_start, lengths, sinks, slopes, *, s
         sinks=sinks,
         alibi_slopes=slopes,
         return_lse=True,
+        deterministic=deterministic,
         implementation=implementation,
     )
 
@@ -156,6 +158,7 @@ def attend(
     soft_cap: float | None = None,
     sinks: np.ndarray | None = None,
     alibi_slopes: np.ndarray | None = None,
+    deterministic: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Output (exactly as float32) and lse of a case."""
     out, lse = _attend(
@@ -166,6 +169,7 @@ def attend(
         scale=case.q.shape[-1] ** -0.5,
         window=window,
         soft_cap=soft_cap,
+        deterministic=deterministic,
         implementation=implementation,
     )
     return np.asarray(out.astype(jnp.float32)), np.asarray(lse)

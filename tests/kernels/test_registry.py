@@ -8,6 +8,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
 
 from pallas_kernels import registry
 
@@ -130,3 +131,10 @@ def test_the_package_does_not_import_jaxllm():
         "sys.exit(any(m.split('.')[0] == 'jaxllm' for m in sys.modules))\n"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_programs_for_a_device_that_is_described_get_what_is_the_default_there(operation):
+    device = AbstractDevice("NVIDIA H200", 132, "gpu")
+    with use_abstract_mesh(AbstractMesh((1,), ("x",), axis_types=AxisType.Auto, abstract_device=device)):
+        assert registry.choose(operation).implementation.name == "later"
+    assert registry.choose(operation).implementation.name == "fast"

@@ -1,0 +1,19 @@
+"""A whole engine step becomes machine code for a GPU that is not here, with the GPU kernels in it."""
+
+from __future__ import annotations
+
+import pytest
+from kernels.gpu_compiling import compile_cases, needs_gpu_compilers
+
+pytestmark = [needs_gpu_compilers, pytest.mark.sweep]
+
+
+def test_forward_and_sample_for_one_h200_and_attention_in_shard_map_for_eight():
+    report = compile_cases("kernels.engine_programs:cases", ("h200",))
+    names = {case: {kernel["name"] for kernel in kernels} for (_, case), kernels in report.items()}
+    attention = {"rotate_and_write_heads", "ragged_attention", "decode_attention", "combine_splits"}
+    assert names == {
+        "begin for 256 rows": set(), "layers for 256 rows": attention, "end for 256 rows": set(),
+        "sample (greedy) for 64 rows": set(), "sample (full) for 64 rows": set(), "attention over eight": attention}
+    for kernels in report.values():
+        assert all(kernel["spill_bytes"] == 0 for kernel in kernels)

@@ -1,0 +1,105 @@
+"""Products by groups of rows, against the oracle in float64.
+
+Sums of I products are in float32: sqrt(I) roundings of half a unit, 2^-24 of the sum of magnitudes, bounded here by
+2^-20 of the largest result; then one rounding to the dtype of the result.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from kernels.triton_process import needs_triton
+
+from pallas_kernels import grouped_matmul, registry
+from pallas_kernels.grouped_matmul.oracle import multiply
+
+SIZES = {
+    "ragged": (5, 0, 17, 1, 16, 0, 20, 3),
+    "one group has all": (0, 0, 62, 0),
+    "rows past the last group": (3, 4, 0, 1),
+    "no rows": (0, 0),
+    "single rows": (1,) * 8,
+}
+DTYPES = {"bfloat16": ("bfloat16", False), "float16": ("float16", False), "float8": ("float8_e4m3fn", True),
+          "float8 without scales": ("float8_e4m3fn", False)}
+
+
+def operands(sizes, weights_dtype="bfloat16", scaled=False, rows=62, width=48, outputs=40, x_dtype="bfloat16"):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((rows, width)).astype(jnp.dtype(x_dtype))
+    weights = rng.standard_normal((len(sizes), outputs, width)).astype(jnp.dtype(weights_dtype))
+    scales = rng.uniform(0.5, 2, (len(sizes), outputs)).astype(np.float32) if scaled else None
+    return x, weights, np.asarray(sizes, np.int32), scales
+
+
+def run(name, *given, out_dtype=None):
+    """Here, or in the interpreter's process."""
+    x, weights, sizes, scales = jax.tree.map(jnp.asarray, given)
+    function = jax.jit(lambda *a: grouped_matmul(*a, scales, out_dtype=out_dtype, implementation=name))
+    return np.asarray(function(x, weights, sizes).astype(jnp.float32))
+
+
+def check(compute, given, dtype):
+    expected = multiply(*given)
+    largest = max(np.abs(expected).max(), 1e-9)
+    wide = compute(*given, out_dtype="float32")
+    np.testing.assert_allclose(wide, expected, rtol=0, atol=2.0**-20 * largest)
+    assert not wide[sum(given[2]) :].any()
+    rounded = compute(*given)
+    np.testing.assert_allclose(rounded, expected, rtol=float(jnp.finfo(dtype).eps), atol=2.0**-20 * largest)
+
+
+@pytest.mark.parametrize("kind", DTYPES)
+@pytest.mark.parametrize("sizes", SIZES)
+def test_xla_equals_the_oracle(sizes, kind):
+    dtype, scaled = DTYPES[kind]
+    x_dtype = "float16" if dtype == "float16" else "bfloat16"
+    given = operands(SIZES[sizes], dtype, scaled, x_dtype=x_dtype)
+    check(lambda *given, **options: run("xla", *given, **options), given, x_dtype)
+
+
+@needs_triton
+@pytest.mark.parametrize(("sizes", "kind"), [
+    ("ragged", "float8"), *(pytest.param(sizes, kind, marks=pytest.mark.sweep) for sizes in SIZES for kind in DTYPES
+                            if (sizes, kind) != ("ragged", "float8"))])
+def test_triton_equals_the_oracle(interpreter, sizes, kind):
+    dtype, scaled = DTYPES[kind]
+    x_dtype = "float16" if dtype == "float16" else "bfloat16"
+    given = operands(SIZES[sizes], dtype, scaled, x_dtype=x_dtype)
+    check(lambda *given, **options: interpreter.call(f"{__name__}:run", "triton", *given, **options), given, x_dtype)
+
+
+@needs_triton
+def test_triton_rows_have_the_same_bits_in_any_company(interpreter):
+    x, weights, sizes, _ = operands((5, 0, 17, 40))
+    whole = interpreter.call(f"{__name__}:run", "triton", x, weights, sizes, None, out_dtype="float32")
+    part = interpreter.call(f"{__name__}:run", "triton", x[3:20], weights, np.array([2, 0, 15, 0], np.int32), None,
+                            out_dtype="float32")
+    np.testing.assert_array_equal(part, whole[3:20])
+
+
+@needs_triton
+def test_triton_takes_widths_that_are_no_multiple_of_a_tile(interpreter):
+    given = operands((30, 9), rows=50, width=77, outputs=37)
+    check(lambda *given, **options: interpreter.call(f"{__name__}:run", "triton", *given, **options), given, "bfloat16")
+
+
+@pytest.mark.parametrize(("position", "wrong", "message"), [
+    (0, np.zeros((3, 48), np.int32), r"x must be float32, bfloat16 or float16 \[T, I\], got int32"),
+    (1, np.zeros((4, 40, 47), jnp.bfloat16), r"weights must be bfloat16 or float8_e4m3fn \[E, O, I\] with I = 48"),
+    (2, np.zeros(3, np.int32), r"group_sizes must be int32 \[E\] = \[4\], got int32 \(3,\)"),
+    (3, np.zeros((4, 3), np.float32), r"scales must be float32 \[E, O\] = \(4, 40\), got float32 \(4, 3\)"),
+])
+def test_a_wrong_argument_is_named(position, wrong, message):
+    given = list(operands((3, 4, 0, 1)))
+    given[position] = wrong
+    with pytest.raises(ValueError, match=message):
+        grouped_matmul(*(None if array is None else jnp.asarray(array) for array in given))
+
+
+def test_triton_is_the_default_on_gpus_where_it_is_installed():
+    names = registry.implementations("grouped_matmul")
+    expected = "triton" if "triton" in names else "xla"
+    assert registry.choose("grouped_matmul", platform="gpu").implementation.name == expected
