@@ -2,8 +2,8 @@
 
 On the CPU the result for a query is bitwise the same for any number of queries and rows beside it, because
 
-- the dots have at least two query rows (the one-row kernels add in another order), and in float32 the dots with the
-  values at most `FLOAT32_ROWS` (from about 50 rows on, they run in a kernel that adds in another order);
+- the dots have at least two query rows (the one-row kernels add in another order), and both operands of those of
+  float32 and float16 numbers lie along the sum (else kernels are chosen by the number of rows, and add in other orders);
 - ``exp`` stands between optimization barriers (fused with its neighbours, its last bit depends on the loop's shape);
 - sums over keys have a fixed order (`row_sum`);
 - a group in which a query sees no key leaves its state bitwise unchanged: its weights are 0 and its factor is 1.
@@ -21,10 +21,6 @@ from pallas_kernels.reductions import isolated_exp, row_sum
 
 LOWEST = -1e30
 """Running maximum before any key was seen; finite, so that differences with it are never NaN."""
-
-FLOAT32_ROWS = 48
-"""Most query rows in one float32 dot of weights and values."""
-
 
 class Keys(NamedTuple):
     """G consecutive keys and values; with factors, those of quantized ones, if there are any."""
@@ -91,14 +87,10 @@ def finish(state: State) -> tuple[Float[Array, "B Q H"], Float[Array, "B Q"]]:
 
 
 def _weighted_values(weights: Float[Array, "B Q G"], v: Float[Array, "B G H"]) -> Float[Array, "B Q H"]:
-    if v.dtype == jnp.float32:
-        pieces = jnp.array_split(weights, -(-weights.shape[1] // FLOAT32_ROWS), axis=1)
-    elif v.dtype == jnp.bfloat16:
-        pieces = [_to_bfloat16(weights)]
-    else:
-        pieces = [weights.astype(v.dtype)]
-    dots = [jnp.einsum("bqg,bgh->bqh", piece, v, preferred_element_type=jnp.float32) for piece in pieces]
-    return dots[0] if len(dots) == 1 else jnp.concatenate(dots, axis=1)
+    if v.dtype == jnp.bfloat16:
+        return jnp.einsum("bqg,bgh->bqh", _to_bfloat16(weights), v, preferred_element_type=jnp.float32)
+    turned = lax.optimization_barrier(v.transpose(0, 2, 1))
+    return jnp.einsum("bqg,bhg->bqh", weights.astype(v.dtype), turned, preferred_element_type=jnp.float32)
 
 
 def _to_bfloat16(x: Float[Array, " ..."]) -> Float[Array, " ..."]:
