@@ -8,6 +8,7 @@ from typing import Any
 
 from pallas_kernels import cpu as native
 from pallas_kernels import triton_launch
+from pallas_kernels.mosaic_gpu import device
 from pallas_kernels.registry import PLATFORMS, register
 
 
@@ -36,6 +37,7 @@ def register_all() -> None:
     _register(
         "paged_attention",
         cpu="native, bfloat16",
+        pallas="Mosaic GPU: TMA and wgmma, Hopper",
         triton="tiles on tensor cores, Ampere and newer",
         xla="tuned XLA loops, any backend",
         oracle="float64 on the host, for tests",
@@ -79,14 +81,15 @@ def _register(
     xla: str,
     oracle: str,
     cpu: str | None = None,
+    pallas: str | None = None,
     triton: str | None = None,
     triton_default_on: tuple[str, ...] = ("gpu",),
     folder: str | None = None,
     xla_module: str = "xla",
 ) -> None:
-    """Register the implementations of an operation, given their summaries: the functions OPERATION_cpu and
-    OPERATION_triton (where there are such), OPERATION_xla and OPERATION_oracle in modules of the package's folder,
-    which is named after the operation. Those of the first two also have ``unsupported``.
+    """Register the implementations of an operation, given their summaries: the functions OPERATION_cpu,
+    OPERATION_pallas and OPERATION_triton (where there are such), OPERATION_xla and OPERATION_oracle in modules of the
+    package's folder, which is named after the operation. Those of the first three also have ``unsupported``.
     """
     package = f"pallas_kernels.{folder or operation}"
     if cpu is not None:
@@ -98,6 +101,16 @@ def _register(
             default_on=("cpu",),
             unavailable=native.unavailable,
             unsupported=_lazy(f"{package}.cpu", "unsupported"),
+        )
+    if pallas is not None:
+        register(
+            operation,
+            "pallas",
+            _loader(f"{package}.pallas", f"{operation}_pallas"),
+            summary=pallas,
+            default_on=("gpu",),
+            unavailable=device.unavailable,
+            unsupported=_lazy(f"{package}.pallas", "unsupported"),
         )
     if triton is not None:
         register(

@@ -1,0 +1,1 @@
+"""What the Mosaic GPU kernels of all operations share."""

@@ -1,0 +1,41 @@
+"""Tile sizes of the Mosaic GPU kernels: a fixed table, so that nothing is tuned, or changes its bits, at a first run.
+
+A row's bits follow from ``keys`` and ``split`` alone; the other numbers may be tuned freely.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+VERSION = 1
+"""Of the numbers in this table that results depend on."""
+
+
+@dataclass(frozen=True)
+class AttentionTiles:
+    """How attention is cut for a head size.
+
+    keys: of a tile, 64 or 128; also the unit in which positions are walked.
+    split: positions of a split, a multiple of ``keys``: the softmax starts afresh at its multiples.
+    consumers: warpgroups that compute, 1 or 2, each with 64 packed queries.
+    stages: tiles of keys, and of values, in flight.
+    """
+
+    keys: int
+    split: int
+    consumers: int
+    stages: int
+
+
+ATTENTION: dict[str, dict[int, AttentionTiles]] = {
+    "hopper": {
+        64: AttentionTiles(keys=128, split=512, consumers=2, stages=4),
+        128: AttentionTiles(keys=128, split=512, consumers=2, stages=2),
+        256: AttentionTiles(keys=64, split=512, consumers=1, stages=2),
+    },
+}
+"""By architecture and head size."""
+
+PARTIAL_BYTES = 64 << 20
+"""Memory for the accumulators of rows that are split over their keys; rows beyond it are computed whole, with the same
+result."""

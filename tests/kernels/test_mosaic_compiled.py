@@ -1,0 +1,48 @@
+"""Kernels in Mosaic GPU as machine code for H100 and H200, at the shapes of models (`mosaic_attention_cases`).
+
+That they fit into shared memory is part of compiling: Mosaic GPU refuses a kernel that asks for more than there is.
+"""
+
+from __future__ import annotations
+
+import pytest
+from kernels.gpu_compiling import compile_cases, needs_gpu_compilers
+from kernels.mosaic_attention_cases import MODELS
+
+from pallas_kernels.mosaic_gpu.tiles import ATTENTION
+
+pytestmark = needs_gpu_compilers
+
+
+def check_attention(kernels: list[dict]) -> None:
+    """A producer's copies by TMA, products by wgmma that are waited for, nothing spilled."""
+    for kernel in kernels:
+        print(kernel)
+        assert kernel["target"] == "sm_90a"
+        assert kernel["spill_bytes"] == kernel["stack_bytes"] == 0
+    main = next(kernel for kernel in kernels if "paged_attention" in kernel["name"])
+    # With several warpgroups the launch has 168 registers a thread, which the consumers raise and the producer lowers.
+    assert main["registers"] <= (168 if main["threads"] == 384 else 255)
+    instructions = main["instructions"]
+    assert instructions["wgmma.mma_async"] > 0
+    assert instructions["wgmma.wait_group"] >= 2  # of the products with keys and with values
+    assert instructions["cp.async.bulk.tensor"] >= 4  # queries, keys, values, results
+    assert instructions["mbarrier"] > 0
+
+
+def test_a_model_s_attention_becomes_machine_code():
+    report = compile_cases("kernels.mosaic_attention_cases:cases", ["h200"], ["Llama-3-8B"])
+    check_attention(report["h200", "Llama-3-8B"])
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("gpu", ["h100", "h200"])
+def test_every_model_s_attention_becomes_machine_code(gpu):
+    report = compile_cases("kernels.mosaic_attention_cases:cases", [gpu])
+    assert {case for _, case in report} == set(MODELS)
+    for kernels in report.values():
+        check_attention(kernels)
+
+
+def test_rings_hold_two_tiles_or_more():
+    assert all(tiles.stages >= 2 for sizes in ATTENTION.values() for tiles in sizes.values())
