@@ -13,7 +13,6 @@ from kernels import mosaic_interpreter as mosaic
 from kernels import paged_cases as pc
 
 from pallas_kernels.mosaic_gpu.tiles import ATTENTION, AttentionTiles
-from pallas_kernels.paged_attention import mosaic_work
 
 UNIT = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 SMALL_SHAPE = pc.Shape(4, 2, 64, 16, blocks_per_row=20)
@@ -90,7 +89,7 @@ def test_rows_share_the_blocks_of_a_common_prefix():
     check(SMALL_SHAPE, [1, 1, 20], [40, 264, 60], 32, build={"shared_blocks": 2})
 
 
-def test_a_query_has_the_same_bits_split_over_its_keys_whole_and_in_a_chunk(monkeypatch):
+def test_a_query_has_the_same_bits_split_over_its_keys_whole_and_in_a_chunk():
     """A decode alone, in company, without room for its splits, and as the last token of a chunk."""
     rng = np.random.default_rng(1)
     kv = pc.contexts(rng, SMALL_SHAPE, [300])
@@ -98,20 +97,17 @@ def test_a_query_has_the_same_bits_split_over_its_keys_whole_and_in_a_chunk(monk
     chunk = pc.build(rng, SMALL_SHAPE, [9, 0], [300, 0], 12, kv=[*kv, *pc.contexts(rng, SMALL_SHAPE, [0])])
     query = chunk.q[8].copy()
 
-    def decode(company):
+    def decode(company, **options):
         case = pc.build(rng, SMALL_SHAPE, [1, 1], [77, 300], 12, kv=[*other, *kv]) if company else pc.build(
             rng, SMALL_SHAPE, [1, 0], [300, 0], 12, kv=[*kv, *pc.contexts(rng, SMALL_SHAPE, [0])])
         case.q[int(company)] = query
-        out, lse = mosaic.attend(case)
+        out, lse = mosaic.attend(case, **options)
         return out[int(company)], lse[int(company)]
 
     results = [decode(company=False), decode(company=True)]
     out, lse = mosaic.attend(chunk)
     results.append((out[8], lse[8]))
-    monkeypatch.setattr(mosaic_work, "PARTIAL_BYTES", 0)
-    mosaic.forget()
-    results.append(decode(company=False))
-    mosaic.forget()
+    results.append(decode(company=False, partial_bytes=0))
     for out, lse in results[1:]:
         np.testing.assert_array_equal(out, results[0][0])
         np.testing.assert_array_equal(lse, results[0][1])
