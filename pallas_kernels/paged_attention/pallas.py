@@ -27,6 +27,8 @@ def unsupported(
         return f"it computes bfloat16 and float16, not {q.dtype}"
     if isinstance(k_pool, Int8Pool):
         return "it reads pools of bfloat16 and float16, not int8"
+    if options.get("alibi_slopes") is not None:
+        return "it knows no alibi_slopes"
     if q.shape[2] not in ATTENTION["hopper"]:
         return f"head dims are {', '.join(map(str, ATTENTION['hopper']))}, not {q.shape[2]}"
     if metadata.block_size not in BLOCK_SIZES:
@@ -44,12 +46,13 @@ def paged_attention_pallas(
     window: int | None = None,
     soft_cap: float | None = None,
     sinks: Float[Array, " N"] | None = None,
+    alibi_slopes: None = None,
     return_lse: bool = False,
     deterministic: bool = False,
     tiles: AttentionTiles | None = None,
     interpret: Any = None,
 ) -> Array | tuple[Array, Array]:
-    """The contract of `paged_attention`, with and without ``deterministic``: what that promises costs nothing here.
+    """The contract of `paged_attention` without alibi_slopes; what ``deterministic`` promises costs nothing here.
 
     tiles: in place of the table's, for tuning and tests.
     interpret: an ``InterpretGPUParams`` to run in JAX's interpreter.
