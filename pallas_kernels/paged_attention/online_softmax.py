@@ -3,7 +3,7 @@
 On the CPU the result for a query is bitwise the same for any number of queries and rows beside it, because
 
 - the dots have at least two query rows (the one-row kernels add in another order), and both operands of those of
-  float32 and float16 numbers lie along the sum (else kernels are chosen by the number of rows, and add in other orders);
+  float32 and float16 numbers lie along the sum (else kernels are chosen by the number of rows: other orders);
 - ``exp`` stands between optimization barriers (fused with its neighbours, its last bit depends on the loop's shape);
 - sums over keys have a fixed order (`row_sum`);
 - a group in which a query sees no key leaves its state bitwise unchanged: its weights are 0 and its factor is 1.
