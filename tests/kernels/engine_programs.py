@@ -21,7 +21,7 @@ TOKENS = 256
 LAYERS = 2
 CONFIG = DecoderConfig(
     family="llama", vocab_size=128_256, hidden_size=4096, num_layers=LAYERS, num_heads=32, num_kv_heads=8, head_dim=128,
-    intermediate_size=14_336, max_position_embeddings=8192, rms_norm_eps=1e-5)
+    intermediate_size=14_336, max_position_embeddings=8192, norm_eps=1e-5)
 PROGRAMS = (Key("begin", TOKENS), Key("layers", TOKENS, 0), Key("end", TOKENS), Key("sample", 64, Variant.GREEDY),
             Key("sample", 64, Variant.FULL))
 

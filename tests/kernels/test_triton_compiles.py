@@ -32,6 +32,8 @@ def check(gpu: str, case: str, kernels: list[dict]) -> None:
         assert kernel["spill_bytes"] == 0, what
         assert kernel["shared_bytes"] <= aot.GPUS[gpu].shared_per_block, what
         blocks = {"ragged_attention": 1, "decode_attention": 2, "combine_splits": 16}.get(kernel["name"], 4)
+        if "int8, deterministic" in case and "decode" in kernel["name"]:
+            blocks = 1  # the tile of prefill, and factors of keys beside it
         assert kernel["registers"] * kernel["threads"] * blocks <= REGISTERS_OF_A_CORE, what
         assert kernel["shared_bytes"] * blocks <= aot.GPUS[gpu].shared_per_core, what
         if kernel["name"].endswith("_attention"):
