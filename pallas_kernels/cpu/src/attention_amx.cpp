@@ -9,7 +9,7 @@ namespace {
 
 // Tile registers 0 to 3 hold sums of weighted values, from load_sums to store_sums; 4 and 5 scores, 6 and 7 operands.
 struct TileDot {
-  static constexpr bool kScoresByRow = false, kKeysByStep = false, kValuesLast = false;
+  static constexpr bool kScoresByRow = false, kPairs = false;
   static constexpr int64_t kMostSums = 4;
 
   template <int kCount>

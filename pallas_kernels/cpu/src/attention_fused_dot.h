@@ -10,7 +10,7 @@ namespace pallas_kernels {
 namespace {
 
 struct VectorDot {
-  static constexpr bool kScoresByRow = false, kKeysByStep = false, kValuesLast = false;
+  static constexpr bool kScoresByRow = false, kPairs = false;
   static constexpr int64_t kMostSums = kLargestHeadDim / 16;
 
   // c[rows, 16] += a[rows, 2 * 16] b[16, 16, 2]

@@ -58,14 +58,10 @@ class Lanes : public Walk {
   void add_group(int64_t start, int64_t low, int64_t high) {
     this->point_at_keys(start, low, high);
     self().pack(start, low, high);
-    // While one tile of queries is weighed, the scores of the next one are computed.
-    Seen seen, seen_next = this->see(0, start, low, high);
-    this->add_scores(0, seen_next, 0, kGroup / kChunk, scores_of(0));
-    for (int64_t t = 0; t < layout_.tiles; ++t) {
-      seen = seen_next;
-      seen_next = t + 1 < layout_.tiles ? this->see(t + 1, start, low, high) : Seen{};
-      add_keys(t, start, seen, seen_next);
-    }
+    if constexpr (Walk::Derived::kPairs)
+      add_to_pairs(start, low, high);
+    else
+      add_to_each(start, low, high);
   }
 
  protected:
@@ -103,10 +99,44 @@ class Lanes : public Walk {
   }
 
  private:
+  // While one tile of queries is weighed, the scores of the next one are computed.
+  void add_to_each(int64_t start, int64_t low, int64_t high) {
+    Seen seen, seen_next = this->see(0, start, low, high);
+    this->add_scores(0, seen_next, 0, kGroup / kChunk, scores_of(0));
+    for (int64_t t = 0; t < layout_.tiles; ++t) {
+      seen = seen_next;
+      seen_next = t + 1 < layout_.tiles ? this->see(t + 1, start, low, high) : Seen{};
+      add_keys(t, start, seen, seen_next);
+    }
+  }
+
   // Lets 16 queries see keys whose scores are known; computes the next 16 queries' scores in between, so that tile
   // products and exponentials are under way together.
   void add_keys(int64_t t, int64_t start, const Seen& seen, const Seen& seen_next) {
     if (seen.first_chunk == seen.end_chunk) return this->add_scores(t + 1, seen_next, 0, kGroup / kChunk, scores_of(t + 1));
+    Weights weights = prepare(t, start, seen);
+    self().add_values(t, seen, seen_next, weights, state(layout_.span, t));
+  }
+
+  // The same for two tiles of queries at a time, which share each load of keys and values.
+  void add_to_pairs(int64_t start, int64_t low, int64_t high) {
+    for (int64_t t = 0; t < layout_.tiles; t += 2) {
+      const Seen seen[2] = {this->see(t, start, low, high),
+                            t + 1 < layout_.tiles ? this->see(t + 1, start, low, high) : Seen{}};
+      self().add_pair_scores(t, seen);
+      for (int i = 0; i < 2; ++i) {
+        if (seen[i].first_chunk == seen[i].end_chunk) continue;
+        Weights weights = prepare(t + i, start, seen[i]);
+        self().weigh_chunks(t + i, seen[i], weights);
+        const State state = this->state(layout_.span, t + i);
+        _mm512_store_ps(state.total, _mm512_add_ps(_mm512_load_ps(state.total), weights.sum));
+      }
+      self().add_pair_values(t, seen);
+    }
+  }
+
+  // Turns the scores of 16 queries into what their weights follow from.
+  Weights prepare(int64_t t, int64_t start, const Seen& seen) const {
     float* scores = scores_of(t);
     if (a_.soft_cap > 0) {
       const __m512 inner = _mm512_set1_ps(a_.scale / a_.soft_cap);
@@ -116,9 +146,7 @@ class Lanes : public Walk {
       }
     }
     if (!seen.whole) hide(t, start, scores, seen.first_chunk * kChunk, seen.end_chunk * kChunk);
-    const State state = this->state(layout_.span, t);
-    Weights weights = raise(scores, seen.first_chunk * kChunk, seen.end_chunk * kChunk, state);
-    self().add_values(t, seen, seen_next, weights, state);
+    return raise(scores, seen.first_chunk * kChunk, seen.end_chunk * kChunk, state(layout_.span, t));
   }
 
   void hide(int64_t t, int64_t start, float* scores, int64_t first_key, int64_t end_key) const {

@@ -16,6 +16,7 @@ class ByteLanes : public Lanes<ByteWalk<Dot, ByteLanes<Dot>>> {
 
  public:
   using Walk::Walk;
+  static constexpr bool kPairs = false;
 
   // Left operands of the weighted values: per 64 keys and 16 dims [dim, key], zero for keys outside [low, high).
   void pack(int64_t start, int64_t low, int64_t high) {

@@ -30,7 +30,7 @@ struct Layout {
     keys = take(kGroup * padded_dim * sizeof(uint16_t));
     values = take(kGroup * padded_dim * sizeof(uint16_t));
     scores = take(2 * kGroup * kLanes * sizeof(float));
-    weights = take(kGroup / kChunk * kTile * sizeof(uint16_t));
+    weights = take(2 * (kGroup / kChunk) * kTile * sizeof(uint16_t));
     if (a.k_scales) {
       k_scales = take(kGroup * sizeof(float));
       v_scales = take(kGroup * sizeof(float));

@@ -33,12 +33,12 @@ struct VectorDot {
     for (int i = 0; i < kRows; ++i) _mm512_store_ps(sums + 16 * i, c[i]);
   }
 
-  // Rows of keys are `stride` numbers apart; those of a step one after the other if that is 32.
   static void scores(const uint16_t* const* keys, int64_t tiles, int64_t stride, const uint16_t* q, int64_t steps,
                      float* to) {
     for (int64_t tile = 0; tile < tiles; ++tile, to += kResult) {
       __m512 c[16];
       for (auto& row : c) row = _mm512_setzero_ps();
+      // With a stride of 32 each step's rows lie one after the other.
       if (stride == 32)
         for (int64_t step = 0; step < steps; ++step) add(keys[tile] + step * kTile, 32, q + step * kTile, c);
       else
@@ -46,7 +46,40 @@ struct VectorDot {
       for (int i = 0; i < 16; ++i) _mm512_store_ps(to + 16 * i, c[i]);
     }
   }
-  static constexpr bool kKeysByStep = true, kValuesLast = true;
+
+  // Two tiles of queries at a time share each load of a left operand.
+  static constexpr bool kPairs = true;
+
+  // c[rows, 16] += a[rows, 2 * 16] b[16, 16, 2], and d with another b; a's rows lie one after the other.
+  template <int kRows>
+  static void add_pair(const uint16_t* a, const uint16_t* b, const uint16_t* other, __m512 (&c)[kRows],
+                       __m512 (&d)[kRows]) {
+    for (int k = 0; k < 16; ++k) {
+      const __m512bh first = (__m512bh)_mm512_load_si512(b + 32 * k), second = (__m512bh)_mm512_load_si512(other + 32 * k);
+      for (int i = 0; i < kRows; ++i) {
+        int32_t pair;
+        memcpy(&pair, a + i * 32 + 2 * k, sizeof pair);
+        const __m512bh left = (__m512bh)_mm512_set1_epi32(pair);
+        c[i] = _mm512_dpbf16_ps(c[i], left, first);
+        d[i] = _mm512_dpbf16_ps(d[i], left, second);
+      }
+    }
+  }
+
+  // Of a tile of keys, each step's rows one after the other.
+  static void pair_scores(const uint16_t* keys, const uint16_t* q, const uint16_t* other, int64_t steps, float* to,
+                          float* to_other) {
+    for (int row = 0; row < 16; row += 8) {
+      __m512 c[8], d[8];
+      for (int i = 0; i < 8; ++i) c[i] = d[i] = _mm512_setzero_ps();
+      for (int64_t step = 0; step < steps; ++step)
+        add_pair(keys + step * kTile + row * 32, q + step * kTile, other + step * kTile, c, d);
+      for (int i = 0; i < 8; ++i) {
+        _mm512_store_ps(to + (row + i) * 16, c[i]);
+        _mm512_store_ps(to_other + (row + i) * 16, d[i]);
+      }
+    }
+  }
 
   // Adds the values of the chunks [first, end), each of so many tiles.
   static void add_chunks(const uint16_t* values, int64_t tiles, const uint16_t* weights, int64_t first, int64_t end,
@@ -57,6 +90,17 @@ struct VectorDot {
       for (int64_t chunk = first; chunk < end; ++chunk)
         add(values + (chunk * tiles + tile) * kTile, 32, weights + chunk * kTile, c);
       for (int i = 0; i < 16; ++i) _mm512_store_ps(sums + 16 * i, c[i]);
+    }
+  }
+
+  static void add_pair_chunks(const uint16_t* values, int64_t tiles, const uint16_t* weights, const uint16_t* others,
+                              int64_t first, int64_t end, float* sums, float* other_sums) {
+    for (int64_t row = 0; row < 16 * tiles; row += 8, sums += 128, other_sums += 128) {
+      __m512 c[8], d[8];
+      for (int i = 0; i < 8; ++i) c[i] = _mm512_load_ps(sums + 16 * i), d[i] = _mm512_load_ps(other_sums + 16 * i);
+      for (int64_t chunk = first; chunk < end; ++chunk)
+        add_pair(values + chunk * tiles * kTile + row * 32, weights + chunk * kTile, others + chunk * kTile, c, d);
+      for (int i = 0; i < 8; ++i) _mm512_store_ps(sums + 16 * i, c[i]), _mm512_store_ps(other_sums + 16 * i, d[i]);
     }
   }
 
