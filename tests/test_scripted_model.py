@@ -14,7 +14,7 @@ def test_logits_are_the_table_bit_for_bit():
     table[5, :4] = [0.1, -1e30, 1e-30, 3e37]
     runner = engine_on(table)._runner
     model, weights = runner.model, runner.weights
-    hidden = model.modules.finish(weights.outer, model.modules.embed(weights.outer, np.arange(SIZE)))
+    hidden = model.modules.finish(weights.outer, model.modules.embed(weights.outer, np.arange(SIZE), np.arange(SIZE)))
     np.testing.assert_array_equal(np.asarray(model.logits(weights.head, hidden)), table)
 
 

@@ -264,7 +264,7 @@ def test_what_must_be_compiled_is_known_where_sources_are_trusted_alone(entries,
 
 def test_engines_of_other_models_and_sizes_have_other_descriptions():
     changes = [{}, {"max_num_seqs": 4}, {"block_size": 16}, {"kv_cache_bytes": 1 << 19}, {"dtype": "bfloat16"},
-               {"changes": {"rms_norm_eps": 1e-3}}, {"changes": {"num_layers": 1}}]
+               {"changes": {"norm_eps": 1e-3}}, {"changes": {"num_layers": 1}}]
     engines = [tiny_engine(**change) for change in changes]
     for number in range(len(engines[0]._runner.programs.all_keys())):
         described = [programs._describe(programs.all_keys()[number])
