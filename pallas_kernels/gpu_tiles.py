@@ -57,7 +57,7 @@ _ATTENTION = {
         16: AttentionTiles(AttentionTile(16, 16, 4, 1), AttentionTile(16, 32, 4, 1), AttentionTile(16, 32, 4, 1)),
     },
     80: {
-        64: AttentionTiles(AttentionTile(128, 32, 4, 3), AttentionTile(16, 64, 4, 3), AttentionTile(64, 32, 8, 3)),
+        64: AttentionTiles(AttentionTile(64, 32, 4, 3), AttentionTile(16, 64, 4, 3), AttentionTile(64, 32, 8, 3)),
         128: AttentionTiles(AttentionTile(64, 32, 4, 3), AttentionTile(16, 64, 4, 3), AttentionTile(64, 32, 8, 3)),
         256: AttentionTiles(AttentionTile(64, 32, 8, 2), AttentionTile(16, 32, 4, 3), AttentionTile(32, 32, 8, 2)),
     },
