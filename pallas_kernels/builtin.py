@@ -92,36 +92,21 @@ def _register(
     package's folder, which is named after the operation. Those of the first three also have ``unsupported``.
     """
     package = f"pallas_kernels.{folder or operation}"
-    if cpu is not None:
-        register(
-            operation,
-            "cpu",
-            _loader(f"{package}.cpu", f"{operation}_cpu"),
-            summary=cpu,
-            default_on=("cpu",),
-            unavailable=native.unavailable,
-            unsupported=_lazy(f"{package}.cpu", "unsupported"),
-        )
-    if pallas is not None:
-        register(
-            operation,
-            "pallas",
-            _loader(f"{package}.pallas", f"{operation}_pallas"),
-            summary=pallas,
-            default_on=("gpu",),
-            unavailable=device.unavailable,
-            unsupported=_lazy(f"{package}.pallas", "unsupported"),
-        )
-    if triton is not None:
-        register(
-            operation,
-            "triton",
-            _loader(f"{package}.triton", f"{operation}_triton"),
-            summary=triton,
-            default_on=triton_default_on,
-            unavailable=triton_launch.unavailable,
-            unsupported=_lazy(f"{package}.triton", "unsupported"),
-        )
+    for name, summary, default_on, unavailable in (
+        ("cpu", cpu, ("cpu",), native.unavailable),
+        ("pallas", pallas, ("gpu",), device.unavailable),
+        ("triton", triton, triton_default_on, triton_launch.unavailable),
+    ):
+        if summary is not None:
+            register(
+                operation,
+                name,
+                _loader(f"{package}.{name}", f"{operation}_{name}"),
+                summary=summary,
+                default_on=default_on,
+                unavailable=unavailable,
+                unsupported=_lazy(f"{package}.{name}", "unsupported"),
+            )
     register(
         operation, "xla", _loader(f"{package}.{xla_module}", f"{operation}_xla"), summary=xla, default_on=PLATFORMS)
     register(operation, "oracle", _loader(f"{package}.oracle", f"{operation}_oracle"), summary=oracle)
