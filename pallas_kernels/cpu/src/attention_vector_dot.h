@@ -11,16 +11,19 @@ namespace pallas_kernels {
 namespace {
 
 struct VectorDot {
+  // The same pair in every lane.
+  static __m512bh spread(const uint16_t* p) {
+    int32_t pair;
+    memcpy(&pair, p, sizeof pair);
+    return (__m512bh)_mm512_set1_epi32(pair);
+  }
+
   // c[rows, 16] += a[rows, 2 * 16] b[16, 16, 2]
   template <int kRows>
   static void add(const uint16_t* a, int64_t stride, const uint16_t* b, __m512 (&c)[kRows]) {
     for (int k = 0; k < 16; ++k) {
       const __m512bh right = (__m512bh)_mm512_load_si512(b + 32 * k);
-      for (int i = 0; i < kRows; ++i) {
-        int32_t pair;
-        memcpy(&pair, a + i * stride + 2 * k, sizeof pair);
-        c[i] = _mm512_dpbf16_ps(c[i], (__m512bh)_mm512_set1_epi32(pair), right);
-      }
+      for (int i = 0; i < kRows; ++i) c[i] = _mm512_dpbf16_ps(c[i], spread(a + i * stride + 2 * k), right);
     }
   }
 
@@ -57,9 +60,7 @@ struct VectorDot {
     for (int k = 0; k < 16; ++k) {
       const __m512bh first = (__m512bh)_mm512_load_si512(b + 32 * k), second = (__m512bh)_mm512_load_si512(other + 32 * k);
       for (int i = 0; i < kRows; ++i) {
-        int32_t pair;
-        memcpy(&pair, a + i * 32 + 2 * k, sizeof pair);
-        const __m512bh left = (__m512bh)_mm512_set1_epi32(pair);
+        const __m512bh left = spread(a + i * 32 + 2 * k);
         c[i] = _mm512_dpbf16_ps(c[i], left, first);
         d[i] = _mm512_dpbf16_ps(d[i], left, second);
       }
@@ -121,11 +122,7 @@ struct VectorDot {
       for (int i = 0; i < 16; ++i) pairs[i] = _mm512_loadu_si512(keys + i * stride);
       transpose(pairs);
       for (int k = 0; k < 16; ++k)
-        for (int i = 0; i < 4; ++i) {
-          int32_t pair;
-          memcpy(&pair, q + 32 * k + 2 * i, sizeof pair);
-          c[i] = _mm512_dpbf16_ps(c[i], (__m512bh)pairs[k], (__m512bh)_mm512_set1_epi32(pair));
-        }
+        for (int i = 0; i < 4; ++i) c[i] = _mm512_dpbf16_ps(c[i], (__m512bh)pairs[k], spread(q + 32 * k + 2 * i));
     }
     for (int i = 0; i < 4; ++i) _mm512_store_ps(to + 16 * i, c[i]);
   }

@@ -23,22 +23,18 @@ int64_t stream(const Matmul& m, const char* packed, Outputs outputs, int64_t blo
   return o;
 }
 
+#endif
+
 void multiply_bfloat16(const Matmul& m, const char* packed, Outputs outputs, Span blocks) {
+#if defined(__AVX512F__)
   const bool few = blocks.last - blocks.first == 1 && tokens_in(m, blocks.first) <= kFewRows;
   if (few && m.inputs % kInputsPerStep == 0) {
     outputs.first = stream<2>(m, packed, outputs, blocks.first);
     if (!m.gated) outputs.first = stream<1>(m, packed, outputs, blocks.first);
   }
-  reuse_all(Copied<BFloat16>(m), m, packed, outputs, blocks);
-}
-
-#else
-
-void multiply_bfloat16(const Matmul& m, const char* packed, Outputs outputs, Span blocks) {
-  reuse_all(Copied<BFloat16>(m), m, packed, outputs, blocks);
-}
-
 #endif
+  reuse_all(Copied<BFloat16>(m), m, packed, outputs, blocks);
+}
 
 }  // namespace
 
