@@ -22,7 +22,8 @@ class StepBatch:
     token_ids: padded to the token bucket. fed: for each token, the slot whose newest sampled token takes its place, or
     -1. query_start: slot r owns tokens ``query_start[r]:query_start[r + 1]``.
     lengths: each slot's context, this step's tokens included (0 for idle slots). sample_rows: for each token to
-    sample, the index of the hidden row it is sampled from; padded with 0 up to the largest row bucket.
+    sample, the index of the hidden row it is sampled from; padded with the number of tokens, which is that of none, up to
+    the largest row bucket.
     """
 
     numbers: Int[Array, " 2*T+2*R+1+B"]
@@ -80,6 +81,7 @@ def build_batch(plan: StepPlan, token_bucket: int, max_num_seqs: int, max_rows: 
     batch.fed[:] = -1
     batch.fed[first[plan.fed]] = plan.slot[plan.fed]
     rows = plan.sampler_row
+    batch.sample_rows[len(rows):] = token_bucket
     batch.sample_rows[:len(rows)] = (first - plan.start)[rows] + plan.sampler_position - 1
     return batch
 

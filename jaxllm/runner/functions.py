@@ -82,7 +82,9 @@ class StepFunctions:
         # A slot that has no token (``NO_TOKEN``) fails when the host learns of it; until then any will do.
         token_ids = jnp.where(batch.fed < 0, batch.token_ids, jnp.maximum(newest[batch.fed], 0))
         step = self.model.modules.step_context(where.positions, slots, attention)
-        return self.model.modules.embed(outer, token_ids, where.positions), step, batch.sample_rows
+        # Padding is zeros, and stays so in most models: products with it need not be computed.
+        x = jnp.where(where.valid[:, None], self.model.modules.embed(outer, token_ids, where.positions), 0)
+        return x, step, batch.sample_rows
 
     def layers(self, kind: int, params: Sequence[Leaves], x: Float[Array, "T D"], step: StepContext, cache: KVPool
                ) -> tuple[Float[Array, "T D"], KVPool]:
@@ -94,9 +96,9 @@ class StepFunctions:
 
     def end(self, outer: Params, x: Float[Array, "T D"], sample_rows: Int[Array, " B"]
             ) -> tuple[Float[Array, "B D"], Float[Array, "T D"]]:
-        """The hidden rows to sample from, and all of them."""
+        """The hidden rows to sample from, zeros where there are none, and all of them."""
         hidden = self.model.modules.finish(outer, x)
-        return hidden[sample_rows], hidden
+        return hidden.at[sample_rows].get(mode="fill", fill_value=0), hidden
 
     def sample(self, variant: Variant, head: Params, state: SamplingState | None, newest: Int[Array, " R"],
                hidden: Float[Array, "R D"], rows: SamplingRows, mask: UInt32[Array, "B W"] | None

@@ -64,7 +64,7 @@ void products() {
       std::vector<uint16_t> y(kTokens * kOutputs);
       Matmul m{};
       m.x = x.data(), m.w = reinterpret_cast<const uint8_t*>(w.data()), m.row_bytes = 2 * inputs, m.kind = GGUFKind::kBF16;
-      m.y = y.data(), m.gated = gated, m.tokens = kTokens, m.inputs = inputs, m.outputs = kOutputs;
+      m.y = y.data(), m.gated = gated, m.tokens = m.not_zeros = kTokens, m.inputs = inputs, m.outputs = kOutputs;
       multiply(m);
       show(gated ? "gated_matmul" : "matmul", y);
     }
@@ -89,7 +89,7 @@ void quantized() {
     std::vector<float> y(kTokens * kOutputs);
     Matmul m{};
     m.x = x.data(), m.w = w.data(), m.row_bytes = blocks * block_of(kind).bytes, m.kind = kind;
-    m.y = y.data(), m.y_is_float32 = true, m.tokens = kTokens, m.inputs = kInputs, m.outputs = kOutputs;
+    m.y = y.data(), m.y_is_float32 = true, m.tokens = m.not_zeros = kTokens, m.inputs = kInputs, m.outputs = kOutputs;
     multiply(m);
     show("quantized_matmul", y);
     std::vector<uint16_t> decoded(kInputs * kOutputs);
@@ -104,7 +104,7 @@ void quantized() {
   Matmul m{};
   m.x = reinterpret_cast<const uint16_t*>(codes.data()), m.w = w.data(), m.row_bytes = kInputs, m.kind = GGUFKind::kI8;
   m.scale = scale.data(), m.x_scale = x_scale.data(), m.y = y.data(), m.y_is_float32 = true;
-  m.tokens = kTokens, m.inputs = kInputs / 2, m.outputs = kOutputs;
+  m.tokens = m.not_zeros = kTokens, m.inputs = kInputs / 2, m.outputs = kOutputs;
   multiply(m);
   show("int8_matmul", y);
 }

@@ -51,6 +51,16 @@ def test_a_rows_bits_do_not_depend_on_its_place_or_on_the_number_of_rows(inputs,
                      (*range(1, 41), 63, 64, 65, 100, 255, 512, 513))
 
 
+@pytest.mark.parametrize(("inputs", "outputs"), [(576, 100), (33, 7)])
+def test_rows_of_zeros_at_the_end_are_zeros_and_change_no_others(inputs, outputs, instruction_set):
+    x, weight = operands(inputs, outputs, rows=9)
+    whole = np.asarray(product(x, weight, jnp.float32, "cpu"))
+    for rows in (0, 1, 2, 3, 5, 7, 8):
+        padded = product(x[:8].at[rows:].multiply(-0.0), weight, jnp.float32, "cpu")
+        np.testing.assert_array_equal(padded[:rows], whole[:rows])
+        np.testing.assert_array_equal(padded[rows:], np.zeros((8 - rows, outputs)))
+
+
 def test_an_outputs_bits_do_not_depend_on_its_place(instruction_set):
     x, weight = operands(576, 960, rows=70)
     whole = np.asarray(product(x, weight, jnp.float32, "cpu"))

@@ -105,6 +105,17 @@ def test_gated_products_have_the_bits_of_those_with_decoded_weights(kind, inputs
         assert_same_bits(gated(x[:tokens], weight, kind, scale, activation, "cpu"), wanted[:tokens])
 
 
+@pytest.mark.parametrize("kind", FORMATS)
+def test_rows_of_zeros_at_the_end_are_zeros_and_change_no_others(kind, instruction_set):
+    weight, scale = random_rows(kind, 768, 128)
+    x = activations(9, 768)
+    whole, whole_gated = product(x, weight, kind, scale, jnp.float32, "cpu"), gated(x, weight, kind, scale, "silu", "cpu")
+    for rows in (0, 1, 2, 3, 5, 8):
+        padded = x[:8].at[rows:].multiply(0)
+        assert_same_bits(product(padded, weight, kind, scale, jnp.float32, "cpu"), whole[:8].at[rows:].set(0))
+        assert_same_bits(gated(padded, weight, kind, scale, "silu", "cpu"), whole_gated[:8].at[rows:].set(0))
+
+
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 @pytest.mark.parametrize("kind", FORMATS)
 def test_xla_is_near_the_oracle(kind, dtype):

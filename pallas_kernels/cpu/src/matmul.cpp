@@ -30,6 +30,20 @@ int64_t outputs_per_piece(int64_t outputs, int64_t threads) {
   return best * kUnit;
 }
 
+// Up to which token x is not all zeros, as what a step is padded with is. Only worth knowing of few tokens.
+int64_t count_not_zeros(const Matmul& m) {
+  constexpr int64_t kFew = 8;
+  int64_t count = m.tokens;
+  for (; count > 0 && count <= kFew; --count) {
+    const uint16_t *at = m.x + (count - 1) * m.inputs, *const end = at + m.inputs;
+    uint16_t bits = 0;
+    while (at < end && !bits)
+      for (const uint16_t* const stop = std::min(at + 64, end); at < stop; ++at) bits |= *at & 0x7fff;
+    if (bits) break;
+  }
+  return count;
+}
+
 void multiply_packed(ffi::ThreadPool& pool, const Matmul& m, void* packed) {
   const auto pack_rows = PALLAS_KERNELS_CHOSEN(pack_rows);
   const auto multiply = PALLAS_KERNELS_CHOSEN_OR_TILES(multiply, multiply_amx);
@@ -98,6 +112,7 @@ ffi::Error compute(const Call& call, Matmul m) {
     std::memset(m.y, 0, call.y.size_bytes());
     return ffi::Error::Success();
   }
+  m.not_zeros = count_not_zeros(m);
   const bool integers = m.kind == GGUFKind::kI8;
   const int64_t packed_bytes = num_blocks(m) * num_steps(integers ? m.inputs / 2 : m.inputs) * kStepBytes;
   const int64_t quantized_bytes = code_bytes(m) + scale_bytes(m);

@@ -29,6 +29,7 @@ struct Matmul {
   bool y_is_float32, gated;
   Activation activation;  // gated
   int64_t tokens, inputs, outputs;
+  int64_t not_zeros;  // a token after the first so many is zeros, and so are its products
 };
 
 // Tokens of x in bfloat16, from first to last, to whole numbers from -32512 to 32512 and each token's factor, its largest

@@ -12,36 +12,43 @@ namespace {
 
 // Pairs of bfloat16.
 struct BFloat16 {
+  static constexpr int kFewTokens = 8;
+  static constexpr int kRowsPerToken = 1;
   using Sum = __m512;
   struct Excess {
     void add(__m512i) {}
+    void add(const char*) {}
     Sum taken_from(Sum sum) const { return sum; }
   };
   static Sum zero() { return _mm512_setzero_ps(); }
   static Sum sum_of(__m512i tile) { return _mm512_castsi512_ps(tile); }
   static __m512i tile_of(Sum sum) { return _mm512_castps_si512(sum); }
   static __m512i spread(int pair) { return _mm512_set1_epi32(pair); }
+  static __m512i prepared(__m512i w) { return w; }
   static Sum add(Sum sum, __m512i x, __m512i w) { return _mm512_dpbf16_ps(sum, (__m512bh)x, (__m512bh)w); }
 };
 
 // Four bytes. Those of w are taken 128 higher, as the instruction wants one operand unsigned; all sums exceed what they
 // should be by the same.
 struct Int8 {
+  static constexpr int kFewTokens = 4;
+  static constexpr int kRowsPerToken = 2;
   using Sum = __m512i;
   static constexpr int kHigher = static_cast<int>(0x80808080);
   struct Excess {
     __m512i sum = _mm512_setzero_si512();
     void add(__m512i x) { sum = _mm512_dpbusd_epi32(sum, _mm512_set1_epi32(kHigher), x); }
+    void add(const char* x) { add(_mm512_load_si512(x)); }
     Sum taken_from(Sum from) const { return _mm512_sub_epi32(from, sum); }
   };
   static Sum zero() { return _mm512_setzero_si512(); }
   static Sum sum_of(__m512i tile) { return tile; }
   static __m512i tile_of(Sum sum) { return sum; }
   static __m512i spread(int four) { return _mm512_set1_epi32(four ^ kHigher); }
+  static __m512i prepared(__m512i w) { return _mm512_xor_si512(w, _mm512_set1_epi32(kHigher)); }
   static Sum add(Sum sum, __m512i x, __m512i w) { return _mm512_dpbusd_epi32(sum, w, x); }
 };
 
-constexpr int64_t kFewRows = 8;
 constexpr int64_t kSliceSteps = 18;  // two panels of it stay in the first-level cache
 
 inline int number_at(const char* p) {
@@ -50,31 +57,43 @@ inline int number_at(const char* p) {
   return number;
 }
 
-// The products of some panels with the first few rows of a block, of which no others count: here lanes are outputs, as
+// The products of some panels with the first few tokens of a block, of which no others count: here lanes are outputs, as
 // there are more of these. Sums are the same to the bit.
-template <int kPanels>
+template <typename Numbers, int kPanels, int kTokens>
 inline void dot_few(const Rows& rows, const char* tokens, int64_t steps, bool add, float* sums, Ahead& ahead) {
+  constexpr int kRows = kTokens * Numbers::kRowsPerToken;
+  constexpr auto row_at = [](int r) { return r < kTokens ? r : static_cast<int>(kQuantizedTokens) + r - kTokens; };
+  __m512i tile[16];
+  typename Numbers::Sum sum[kPanels][kRows];
+  typename Numbers::Excess excess;
   for (int p = 0; p < kPanels; ++p) {
-    float* at = sums + p * 256;
-    __m512i tile[16];
-    BFloat16::Sum sum[kFewRows];
     if (add) {
-      for (int i = 0; i < 16; ++i) tile[i] = _mm512_load_si512(at + i * 16);
+      for (int i = 0; i < 16; ++i) tile[i] = _mm512_load_si512(sums + p * 256 + i * 16);
       transpose(tile);
     }
-    for (int t = 0; t < kFewRows; ++t) sum[t] = add ? BFloat16::sum_of(tile[t]) : BFloat16::zero();
-    for (int64_t s = 0; s < steps; ++s) {
-      const char *w = rows.tile(p, s), *x = tokens + s * kStepBytes;
+    for (int r = 0; r < kRows; ++r) sum[p][r] = add ? Numbers::sum_of(tile[row_at(r)]) : Numbers::zero();
+  }
+  for (int64_t s = 0; s < steps; ++s) {
+    const char* x = tokens + s * kStepBytes;
+    for (int k = 0; k < 16; ++k) excess.add(x + k * 64);
+    for (int p = 0; p < kPanels; ++p) {
+      const char* w = rows.tile(p, s);
       for (int i = 0; i < 16; ++i) tile[i] = _mm512_loadu_si512(w + i * rows.row_bytes);
       transpose(tile);
-      for (int k = 0; k < 16; ++k)
-        for (int t = 0; t < kFewRows; ++t)
-          sum[t] = BFloat16::add(sum[t], _mm512_set1_epi32(number_at(x + k * 64 + t * 4)), tile[k]);
+      for (int k = 0; k < 16; ++k) {
+        const __m512i number = Numbers::prepared(tile[k]);
+        for (int r = 0; r < kRows; ++r)
+          sum[p][r] = Numbers::add(sum[p][r], _mm512_set1_epi32(number_at(x + k * 64 + row_at(r) * 4)), number);
+      }
       ahead.step();
     }
-    for (int i = 0; i < 16; ++i) tile[i] = i < kFewRows ? BFloat16::tile_of(sum[i]) : _mm512_setzero_si512();
+  }
+  for (int p = 0; p < kPanels; ++p) {
+    for (int i = 0; i < 16; ++i) tile[i] = _mm512_setzero_si512();
+    for (int r = 0; r < kRows; ++r) tile[row_at(r)] = Numbers::tile_of(sum[p][r]);
     transpose(tile);
-    for (int i = 0; i < 16; ++i) _mm512_store_si512(at + i * 16, tile[i]);
+    for (int i = 0; i < 16; ++i)
+      _mm512_store_si512(sums + p * 256 + i * 16, Numbers::tile_of(excess.taken_from(Numbers::sum_of(tile[i]))));
   }
 }
 
@@ -114,11 +133,31 @@ inline void dot(const Rows& rows, const char* tokens, int64_t block_bytes, int64
   }
 }
 
-// Of one block, of which so many rows count.
+// Calls dot_few for as many tokens as count, rounded up to a power of two.
+template <typename Numbers, int kPanels>
+inline void dot_few(const Rows& rows, const char* tokens, int64_t count, int64_t steps, bool add, float* sums, Ahead& ahead) {
+  if (count <= 1) return dot_few<Numbers, kPanels, 1>(rows, tokens, steps, add, sums, ahead);
+  if (count <= 2) return dot_few<Numbers, kPanels, 2>(rows, tokens, steps, add, sums, ahead);
+  if (count <= 4) return dot_few<Numbers, kPanels, 4>(rows, tokens, steps, add, sums, ahead);
+  if constexpr (Numbers::kFewTokens > 4) dot_few<Numbers, kPanels, 8>(rows, tokens, steps, add, sums, ahead);
+}
+
+// Of rows that come from memory. Those of bfloat16 come no faster, but slower, where less is computed beside it, and
+// fastest one after the other.
+template <typename Numbers, int kPanels>
+inline void dot_streamed(const Rows& rows, const char* tokens, int64_t count, int64_t steps, float* sums, Ahead& ahead) {
+  if constexpr (std::is_same_v<Numbers, BFloat16>) {
+    for (int p = 0; p < kPanels; ++p)
+      dot_few<Numbers, 1, Numbers::kFewTokens>(rows.from(p), tokens, steps, false, sums + p * 256, ahead);
+  } else {
+    dot_few<Numbers, kPanels>(rows, tokens, count, steps, false, sums, ahead);
+  }
+}
+
+// Of one block, of which so many tokens count.
 template <typename Numbers, int kPanels>
 inline void dot_one(const Rows& rows, const char* tokens, int64_t count, int64_t steps, bool add, float* sums, Ahead& ahead) {
-  if constexpr (std::is_same_v<Numbers, BFloat16>)
-    if (count <= kFewRows) return dot_few<kPanels>(rows, tokens, steps, add, sums, ahead);
+  if (count <= Numbers::kFewTokens) return dot_few<Numbers, kPanels>(rows, tokens, count, steps, add, sums, ahead);
   dot<Numbers, kPanels, 1>(rows, tokens, 0, steps, add, sums, ahead);
 }
 

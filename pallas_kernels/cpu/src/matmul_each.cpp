@@ -8,7 +8,7 @@ namespace {
 #if defined(__AVX512F__)
 
 // A few tokens: w streams past once, taken from where it lies. Returns the first output that is left.
-template <int kPanels>
+template <typename Numbers, int kPanels>
 int64_t stream(const Matmul& m, const char* packed, Outputs outputs, int64_t block) {
   const int64_t steps = m.inputs / kInputsPerStep, count = outputs_of(m, kPanels);
   alignas(64) float sums[kPanels * 256];
@@ -17,7 +17,7 @@ int64_t stream(const Matmul& m, const char* packed, Outputs outputs, int64_t blo
     const Rows rows{reinterpret_cast<const char*>(m.w) + o * m.row_bytes, m.row_bytes, 64,
                     m.gated ? m.outputs * m.row_bytes : kPanel * m.row_bytes, 0};
     Ahead ahead = ahead_to(m, outputs.after(o, count), 0, kPanels * kPanel, steps, kPanel);
-    dot_few<kPanels>(rows, packed + block * steps * kStepBytes, steps, false, sums, ahead);
+    dot_streamed<Numbers, kPanels>(rows, packed + block * steps * kStepBytes, m.not_zeros, steps, sums, ahead);
     store<kPanels, 1>(m, sums, o, block);
   }
   return o;
@@ -25,15 +25,15 @@ int64_t stream(const Matmul& m, const char* packed, Outputs outputs, int64_t blo
 
 #endif
 
-void multiply_bfloat16(const Matmul& m, const char* packed, Outputs outputs, Span blocks) {
+template <typename Numbers>
+void multiply_plain(const Matmul& m, const char* packed, Outputs outputs, Span blocks) {
 #if defined(__AVX512F__)
-  const bool few = blocks.last - blocks.first == 1 && tokens_in(m, blocks.first) <= kFewRows;
-  if (few && m.inputs % kInputsPerStep == 0) {
-    outputs.first = stream<2>(m, packed, outputs, blocks.first);
-    if (!m.gated) outputs.first = stream<1>(m, packed, outputs, blocks.first);
+  if (m.not_zeros <= Numbers::kFewTokens && m.tokens <= tokens_per_block(m) && m.inputs % kInputsPerStep == 0) {
+    outputs.first = stream<Numbers, 2>(m, packed, outputs, blocks.first);
+    if (!m.gated) outputs.first = stream<Numbers, 1>(m, packed, outputs, blocks.first);
   }
 #endif
-  reuse_all(Copied<BFloat16>(m), m, packed, outputs, blocks);
+  reuse_all(Copied<Numbers>(m), m, packed, outputs, blocks);
 }
 
 }  // namespace
@@ -89,9 +89,9 @@ void INSTRUCTION_SET::multiply(const Matmul& m, const void* packed, int64_t firs
   const Span blocks{first_block, last_block};
   const char* x = static_cast<const char*>(packed);
   if (m.kind == GGUFKind::kI8)
-    reuse_all(Copied<Int8>(m), m, x, outputs, blocks);
+    multiply_plain<Int8>(m, x, outputs, blocks);
   else if (is_plain(m))
-    multiply_bfloat16(m, x, outputs, blocks);
+    multiply_plain<BFloat16>(m, x, outputs, blocks);
   else
     reuse_all(Decoded(m), m, x, outputs, blocks);
 }

@@ -3,6 +3,8 @@
 // Included by sources that are compiled for one instruction set, and by nothing else.
 #pragma once
 
+#include <algorithm>
+
 #include "ahead.h"
 #include "gate.h"
 #include "matmul.h"
@@ -87,6 +89,7 @@ struct Rows {
   const char* tile(int64_t panel, int64_t step) const {
     return start + panel % 2 * panel_bytes + panel / 2 * pair_bytes + step * step_bytes;
   }
+  Rows from(int64_t panel) const { return {tile(panel, 0), row_bytes, step_bytes, panel_bytes, pair_bytes}; }
 };
 
 // Asks for the rows of w that come next while others are being used; gated, for both of an output. A core gets half as
