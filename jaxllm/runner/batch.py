@@ -22,8 +22,8 @@ class StepBatch:
     token_ids: padded to the token bucket. fed: for each token, the slot whose newest sampled token takes its place, or
     -1. query_start: slot r owns tokens ``query_start[r]:query_start[r + 1]``.
     lengths: each slot's context, this step's tokens included (0 for idle slots). sample_rows: for each token to
-    sample, the index of the hidden row it is sampled from; padded with the number of tokens, which is that of none, up to
-    the largest row bucket.
+    sample, the index of the hidden row it is sampled from; padded with the number of tokens, the index of
+    none, up to the largest row bucket.
     """
 
     numbers: Int[Array, " 2*T+2*R+1+B"]
