@@ -11,10 +11,11 @@ import numpy as np
 
 from pallas_kernels.cpu import library
 
-_KINDS = {"Q4_0": (2, 32, 18), "Q4_1": (3, 32, 20), "Q8_0": (8, 32, 34), "Q4_K": (12, 256, 144), "Q6_K": (14, 256, 210)}
+_KINDS = {"Q4_0": (2, 32, 18), "Q4_1": (3, 32, 20), "Q5_0": (6, 32, 22), "Q5_1": (7, 32, 24), "Q8_0": (8, 32, 34),
+          "Q4_K": (12, 256, 144), "Q6_K": (14, 256, 210)}
 """By name: the number in the file, elements per block, bytes per block."""
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-_DTYPES = {"Q6_K": (_BFLOAT16,)}
+_DTYPES = dict.fromkeys(("Q5_0", "Q5_1", "Q6_K"), (_BFLOAT16,))
 """Of the kinds that are not decoded into float32 as well."""
 
 

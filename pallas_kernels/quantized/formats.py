@@ -35,6 +35,8 @@ class Format:
 FORMATS = {
     "Q4_0": Format(2, 32, 18),
     "Q4_1": Format(3, 32, 20),
+    "Q5_0": Format(6, 32, 22),
+    "Q5_1": Format(7, 32, 24),
     "Q8_0": Format(8, 32, 34),
     "Q4_K": Format(12, 256, 144),
     "Q6_K": Format(14, 256, 210),

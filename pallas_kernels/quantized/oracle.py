@@ -74,6 +74,19 @@ def _q4_1(block: np.ndarray) -> np.ndarray:
     return _nibbles(block[4:]) * _half(block, 0) + _half(block, 2)
 
 
+def _five_bits(packed: np.ndarray) -> np.ndarray:
+    fifth = np.unpackbits(packed[:4], bitorder="little")
+    return _nibbles(packed[4:]) + fifth.astype(np.float32) * 16
+
+
+def _q5_0(block: np.ndarray) -> np.ndarray:
+    return (_five_bits(block[2:]) - np.float32(16)) * _half(block, 0)
+
+
+def _q5_1(block: np.ndarray) -> np.ndarray:
+    return _five_bits(block[4:]) * _half(block, 0) + _half(block, 2)
+
+
 def _q8_0(block: np.ndarray) -> np.ndarray:
     return block[2:].view(np.int8).astype(np.float32) * _half(block, 0)
 
@@ -106,7 +119,7 @@ def _q6_k(block: np.ndarray) -> np.ndarray:
 
 
 _DECODE: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "Q4_0": _q4_0, "Q4_1": _q4_1, "Q8_0": _q8_0, "Q4_K": _q4_k, "Q6_K": _q6_k,
+    "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0, "Q4_K": _q4_k, "Q6_K": _q6_k,
     "I8": lambda block: block.view(np.int8).astype(np.float32),
 }
 """One block, uint8, to its numbers in float32."""

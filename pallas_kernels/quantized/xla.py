@@ -78,6 +78,14 @@ def _q4_1(blocks: Array) -> Array:
     return _nibbles(blocks[..., 4:]) * _half(blocks, 0) + _half(blocks, 2)
 
 
+def _q5_0(blocks: Array) -> Array:
+    return (_five_bits(blocks[..., 2:]) - 16.0) * _half(blocks, 0)
+
+
+def _q5_1(blocks: Array) -> Array:
+    return _five_bits(blocks[..., 4:]) * _half(blocks, 0) + _half(blocks, 2)
+
+
 def _q8_0(blocks: Array) -> Array:
     return _signed(blocks[..., 2:]) * _half(blocks, 0)
 
@@ -101,7 +109,8 @@ def _q6_k(blocks: Array) -> Array:
 
 
 _DECODE: dict[str, Callable[[Array], Array]] = {
-    "Q4_0": _q4_0, "Q4_1": _q4_1, "Q8_0": _q8_0, "Q4_K": _q4_k, "Q6_K": _q6_k, "I8": lambda blocks: _signed(blocks),
+    "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0, "Q4_K": _q4_k, "Q6_K": _q6_k,
+    "I8": lambda blocks: _signed(blocks),
 }
 """uint8 [O, blocks, bytes] to float32 with the same first two dimensions."""
 
@@ -114,6 +123,12 @@ def _half(blocks: Array, at: int) -> Array:
 def _nibbles(packed: Array) -> Array:
     """First all low halves, then all high ones, in float32."""
     return jnp.concatenate([packed & 15, packed >> 4], -1).astype(jnp.float32)
+
+
+def _five_bits(packed: Array) -> Array:
+    """4 bytes of fifth bits, then 16 of nibbles, in float32."""
+    fifth = (packed[..., :4, None] >> np.arange(8, dtype=np.uint8)) & 1
+    return _nibbles(packed[..., 4:]) + fifth.reshape(*packed.shape[:-1], 32).astype(jnp.float32) * 16.0
 
 
 def _signed(packed: Array) -> Array:

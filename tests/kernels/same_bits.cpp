@@ -83,7 +83,8 @@ std::vector<uint8_t> random_blocks(GGUFKind kind, int64_t count) {
 void quantized() {
   constexpr int64_t kTokens = 11, kInputs = 512, kOutputs = 9;
   const auto x = fill<uint16_t>(kTokens * kInputs, random_bfloat16);
-  for (const GGUFKind kind : {GGUFKind::kQ4_0, GGUFKind::kQ4_1, GGUFKind::kQ8_0, GGUFKind::kQ4_K, GGUFKind::kQ6_K}) {
+  for (const GGUFKind kind : {GGUFKind::kQ4_0, GGUFKind::kQ4_1, GGUFKind::kQ5_0, GGUFKind::kQ5_1, GGUFKind::kQ8_0,
+                              GGUFKind::kQ4_K, GGUFKind::kQ6_K}) {
     const int64_t blocks = kInputs / block_of(kind).elements;
     const auto w = random_blocks(kind, blocks * kOutputs);
     std::vector<float> y(kTokens * kOutputs);

@@ -16,8 +16,9 @@ def test_it_says_what_it_decodes():
     assert all(decodes(kind, np.dtype(dtype)) for kind in ("Q4_0", "Q4_1", "Q8_0", "Q4_K")
                for dtype in (np.float32, ml_dtypes.bfloat16))
     assert not decodes("Q4_1", np.dtype(np.float16))
-    assert decodes("Q6_K", np.dtype(ml_dtypes.bfloat16))
-    assert not decodes("Q6_K", np.dtype(np.float32))
+    for kind in ("Q5_0", "Q5_1", "Q6_K"):
+        assert decodes(kind, np.dtype(ml_dtypes.bfloat16))
+        assert not decodes(kind, np.dtype(np.float32))
 
 
 @pytest.mark.parametrize(("raw", "out"), [

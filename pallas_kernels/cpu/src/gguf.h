@@ -7,7 +7,7 @@
 
 namespace pallas_kernels {
 
-enum class GGUFKind { kQ4_0 = 2, kQ4_1 = 3, kQ8_0 = 8, kQ4_K = 12, kQ6_K = 14, kI8 = 24, kBF16 = 30 };  // as in files
+enum class GGUFKind { kQ4_0 = 2, kQ4_1 = 3, kQ5_0 = 6, kQ5_1 = 7, kQ8_0 = 8, kQ4_K = 12, kQ6_K = 14, kI8 = 24, kBF16 = 30 };  // as in files
 
 // A block's numbers and bytes.
 struct Block {
@@ -19,6 +19,8 @@ constexpr Block block_of(GGUFKind kind) {
   switch (kind) {
     case GGUFKind::kQ4_0: return {32, 18};
     case GGUFKind::kQ4_1: return {32, 20};
+    case GGUFKind::kQ5_0: return {32, 22};
+    case GGUFKind::kQ5_1: return {32, 24};
     case GGUFKind::kQ8_0: return {32, 34};
     case GGUFKind::kQ4_K: return {256, 144};
     case GGUFKind::kQ6_K: return {256, 210};
@@ -29,7 +31,7 @@ constexpr Block block_of(GGUFKind kind) {
 }
 
 // Decodes `blocks` blocks into `out`, float32 or bfloat16 (each value rounded to float32 after every operation, and
-// once more to bfloat16). False for a kind that is not known; of kQ6_K, only bfloat16 is.
+// once more to bfloat16). False for a kind that is not known; of Q5_0, Q5_1 and Q6_K, only bfloat16 is.
 PALLAS_KERNELS_EACH(bool decode_gguf(int kind, const uint8_t* raw, int64_t blocks, void* out, bool bfloat16);)
 
 }  // namespace pallas_kernels

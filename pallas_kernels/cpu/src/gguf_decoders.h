@@ -17,6 +17,8 @@ inline Decode decoder_of(GGUFKind kind) {
   switch (kind) {
     case GGUFKind::kQ4_0: return decode_q4_0;
     case GGUFKind::kQ4_1: return decode_q4_1;
+    case GGUFKind::kQ5_0: return decode_q5_0;
+    case GGUFKind::kQ5_1: return decode_q5_1;
     case GGUFKind::kQ8_0: return decode_q8_0;
     case GGUFKind::kQ4_K: return decode_q4_k;
     case GGUFKind::kQ6_K: return decode_q6_k;

@@ -80,6 +80,42 @@ void decode_q4_1(StoredRows rows, int64_t first, int64_t steps, char* to, Layout
   });
 }
 
+// Codes of 5 bits: 4 bytes of fifth bits, then 16 of low nibbles, which come first, and high ones.
+struct FiveBits {
+  uint8_t code[32];
+
+  explicit FiveBits(const uint8_t* from) {
+    const Words packed = words_at(from + 4), nibbles = Words{} + 0x0f0f0f0f0f0f0f0f;
+    const Words low = (packed & nibbles) | fifth(from[0], from[1]), high = (packed >> 4 & nibbles) | fifth(from[2], from[3]);
+    std::memcpy(code, &low, sizeof low);
+    std::memcpy(code + 16, &high, sizeof high);
+  }
+
+  // 16 bits, each as bit 4 of a byte.
+  static Words fifth(uint64_t first, uint64_t second) {
+    const Words bits = (Words{first, second} * 0x0101010101010101) & 0x8040201008040201;
+    return (bits + 0x7f7f7f7f7f7f7f7f) >> 3 & 0x1010101010101010;
+  }
+
+  __m512 half(int i) const { return _mm512_cvtepi32_ps(bytes_at(code + 16 * i)); }
+};
+
+void decode_q5_0(StoredRows rows, int64_t first, int64_t steps, char* to, Layout layout, int64_t ahead) {
+  decode_blocks<22, 1>(rows, first, steps, to, layout, ahead, [](const uint8_t* from, char* at) {
+    const __m512 scale = _mm512_set1_ps(half_at(from)), middle = _mm512_set1_ps(16);
+    const FiveBits codes(from + 2);
+    for (int half = 0; half < 2; ++half) put(at, half, _mm512_mul_ps(_mm512_sub_ps(codes.half(half), middle), scale));
+  });
+}
+
+void decode_q5_1(StoredRows rows, int64_t first, int64_t steps, char* to, Layout layout, int64_t ahead) {
+  decode_blocks<24, 1>(rows, first, steps, to, layout, ahead, [](const uint8_t* from, char* at) {
+    const __m512 scale = _mm512_set1_ps(half_at(from)), minimum = _mm512_set1_ps(half_at(from + 2));
+    const FiveBits codes(from + 4);
+    for (int half = 0; half < 2; ++half) put(at, half, _mm512_fmadd_ps(codes.half(half), scale, minimum));
+  });
+}
+
 void decode_q8_0(StoredRows rows, int64_t first, int64_t steps, char* to, Layout layout, int64_t ahead) {
   decode_blocks<34, 1>(rows, first, steps, to, layout, ahead, [](const uint8_t* from, char* at) {
     const __m512 scale = _mm512_set1_ps(half_at(from));

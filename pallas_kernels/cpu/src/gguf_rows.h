@@ -127,6 +127,37 @@ void decode_q4_1(StoredRows rows, int64_t first, int64_t steps, char* to, Layout
   });
 }
 
+// The numbers that 32 codes of 5 bits stand for, which are 4 bytes of fifth bits, then 16 of low nibbles and high ones.
+inline __m512i look_up_32(__m512 low_numbers, __m512 high_numbers, const uint8_t* codes) {
+  const __m512i index = indices<Nibble::kHighAbove, 0>(spread_16(codes + 4));
+  const __m512i whole = _mm512_mask_add_epi16(index, load_4(codes), index, _mm512_set1_epi16(16));
+  return _mm512_permutexvar_epi16(whole, to_bfloat16(low_numbers, high_numbers));
+}
+
+void decode_q5_0(StoredRows rows, int64_t first, int64_t steps, char* to, Layout layout, int64_t ahead) {
+  const __m512 low = _mm512_sub_ps(ascending(), _mm512_set1_ps(16)), high = ascending();
+  decode_blocks<22>(rows, first, steps, to, layout, ahead,
+                    [low, high](const uint8_t* block, const uint8_t* second, const Heads& head, int64_t i, int64_t j) {
+    const auto numbers = [&](const uint8_t* codes, int64_t at) {
+      const __m512 scale = _mm512_set1_ps(head.first[at]);
+      return look_up_32(_mm512_mul_ps(low, scale), _mm512_mul_ps(high, scale), codes);
+    };
+    return Two{numbers(block + 2, i), numbers(second + 2, j)};
+  });
+}
+
+void decode_q5_1(StoredRows rows, int64_t first, int64_t steps, char* to, Layout layout, int64_t ahead) {
+  const __m512 low = ascending(), high = _mm512_add_ps(ascending(), _mm512_set1_ps(16));
+  decode_blocks<24>(rows, first, steps, to, layout, ahead,
+                    [low, high](const uint8_t* block, const uint8_t* second, const Heads& head, int64_t i, int64_t j) {
+    const auto numbers = [&](const uint8_t* codes, int64_t at) {
+      const __m512 scale = _mm512_set1_ps(head.first[at]), minimum = _mm512_set1_ps(head.second[at]);
+      return look_up_32(_mm512_fmadd_ps(low, scale, minimum), _mm512_fmadd_ps(high, scale, minimum), codes);
+    };
+    return Two{numbers(block + 4, i), numbers(second + 4, j)};
+  });
+}
+
 void decode_q8_0(StoredRows rows, int64_t first, int64_t steps, char* to, Layout layout, int64_t ahead) {
   decode_blocks<34>(rows, first, steps, to, layout, ahead,
                     [](const uint8_t* block, const uint8_t* second, const Heads& head, int64_t i, int64_t j) {
