@@ -5,8 +5,6 @@
 namespace pallas_kernels {
 namespace {
 
-#if defined(__AVX512F__)
-
 // A few tokens: w streams past once, taken from where it lies. Returns the first output that is left.
 template <typename Numbers, int kPanels>
 int64_t stream(const Matmul& m, const char* packed, Outputs outputs, int64_t block) {
@@ -23,16 +21,12 @@ int64_t stream(const Matmul& m, const char* packed, Outputs outputs, int64_t blo
   return o;
 }
 
-#endif
-
 template <typename Numbers>
 void multiply_plain(const Matmul& m, const char* packed, Outputs outputs, Span blocks) {
-#if defined(__AVX512F__)
   if (m.not_zeros <= Numbers::kFewTokens && m.tokens <= tokens_per_block(m) && m.inputs % kInputsPerStep == 0) {
     outputs.first = stream<Numbers, 2>(m, packed, outputs, blocks.first);
     if (!m.gated) outputs.first = stream<Numbers, 1>(m, packed, outputs, blocks.first);
   }
-#endif
   reuse_all(Copied<Numbers>(m), m, packed, outputs, blocks);
 }
 
