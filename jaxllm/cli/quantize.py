@@ -29,8 +29,8 @@ def quantize(
 
     From the least quantized checkpoint that there is: what was lost before does not come back. int8 is a folder in the
     compressed-tensors format, which vLLM and transformers read as well; jaxllm computes with it as with --quantization
-    int8 of the model that it was made from. Others are .gguf files, whose Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 and Q4_K --quantization
-    gguf computes with. OUT is there when it is complete, or not at all.
+    int8 of the model that it was made from. Others are .gguf files, whose Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 and Q4_K
+    --quantization gguf computes with. OUT is there when it is complete, or not at all.
     """
     console.set_up(quiet=quiet, debug=debug)
     from tqdm import tqdm

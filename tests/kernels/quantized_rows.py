@@ -6,7 +6,8 @@ import numpy as np
 
 from pallas_kernels.quantized import FORMATS
 
-_HALVES = {"Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "Q4_K": [0, 2], "Q6_K": [208], "I8": []}
+_HALVES = {"Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "Q4_K": [0, 2], "Q6_K": [208],
+           "I8": []}
 """The bytes of a block at which its float16 scales lie."""
 
 
