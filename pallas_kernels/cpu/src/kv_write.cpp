@@ -6,6 +6,7 @@
 
 #include "parallel.h"
 #include "targets.h"
+#include "write_ahead.h"
 
 namespace pallas_kernels {
 namespace {
@@ -57,17 +58,22 @@ ffi::Error kv_write(ffi::ThreadPool threads, ffi::AnyBuffer k_pool, ffi::AnyBuff
                        values.dimensions()[2] * static_cast<int64_t>(ffi::ByteWidth(values.element_type()))};
   };
   const Destination destinations[] = {destination(*k_result, k), destination(*v_result, v)};
-  constexpr int64_t kTokens = 64;
-  parallel_for(threads, (sizes.tokens + kTokens - 1) / kTokens, [&](int64_t part) {
-    const int64_t end = std::min((part + 1) * kTokens, sizes.tokens);
-    for (int64_t token = part * kTokens; token < end; ++token) {
+  // Calls visit(place, values, bytes) for each head of the tokens from first to last that are not padding.
+  const auto for_heads = [&](int64_t first, int64_t last, const auto& visit) {
+    for (int64_t token = first; token < last; ++token) {
       const int64_t block = slot[token] / sizes.block_size, offset = slot[token] % sizes.block_size;
       if (block == 0) continue;  // padding
       for (const Destination& to : destinations)
         for (int64_t head = 0; head < sizes.kv_heads; ++head)
-          std::memcpy(to.pool + ((block * sizes.kv_heads + head) * sizes.block_size + offset) * to.head_bytes,
-                      to.values + (token * sizes.kv_heads + head) * to.head_bytes, to.head_bytes);
+          visit(to.pool + ((block * sizes.kv_heads + head) * sizes.block_size + offset) * to.head_bytes,
+                to.values + (token * sizes.kv_heads + head) * to.head_bytes, to.head_bytes);
     }
+  };
+  constexpr int64_t kTokens = 16;
+  parallel_for(threads, (sizes.tokens + kTokens - 1) / kTokens, [&](int64_t part) {
+    const int64_t first = part * kTokens, last = std::min(first + kTokens, sizes.tokens);
+    for_heads(first, last, [](char* place, const char*, int64_t bytes) { ask_to_write(place, bytes); });
+    for_heads(first, last, [](char* place, const char* values, int64_t bytes) { std::memcpy(place, values, bytes); });
   });
   return ffi::Error::Success();
 }

@@ -9,6 +9,7 @@
 #include "rope.h"
 #include "shapes.h"
 #include "targets.h"
+#include "write_ahead.h"
 
 namespace pallas_kernels {
 namespace {
@@ -55,16 +56,23 @@ ffi::Error rope_kv_write(ffi::ThreadPool threads, BFloat16 k_pool, BFloat16 v_po
   uint16_t *k = bits(*k_result), *v = bits(*v_result), *rotated = bits(*q);
   const int32_t* slot = slots.typed_data();
   const auto rope = PALLAS_KERNELS_CHOSEN(rope);
+  const int64_t stride = block_size * head_dim;
+  const auto place_of = [&](int64_t token) {
+    return (slot[token] / block_size * kv_heads * block_size + slot[token] % block_size) * head_dim;
+  };
   constexpr int64_t kTokens = 16;
   parallel_for(threads, (tokens + kTokens - 1) / kTokens, [&](int64_t part) {
     const int64_t end = std::min((part + 1) * kTokens, tokens);
+    for (int64_t token = part * kTokens; token < end; ++token)
+      for (int64_t head = 0; head < kv_heads; ++head)
+        for (const uint16_t* pool : {k, v})
+          ask_to_write(pool + place_of(token) + head * stride, head_dim * sizeof(uint16_t));
     for (int64_t token = part * kTokens; token < end; ++token) {
       const uint16_t* from = x + token * (heads + 2 * kv_heads) * head_dim;
       const float *c = cos.typed_data() + token * (head_dim / 2), *s = sin.typed_data() + token * (head_dim / 2);
       rope(from, c, s, heads, head_dim, rotated + token * heads * head_dim, head_dim);
-      const int64_t block = slot[token] / block_size, offset = slot[token] % block_size;
-      if (block == 0) continue;  // padding
-      const int64_t at = (block * kv_heads * block_size + offset) * head_dim, stride = block_size * head_dim;
+      if (slot[token] < block_size) continue;  // padding
+      const int64_t at = place_of(token);
       rope(from + heads * head_dim, c, s, kv_heads, head_dim, k + at, stride);
       const uint16_t* values = from + (heads + kv_heads) * head_dim;
       for (int64_t head = 0; head < kv_heads; ++head)
