@@ -28,6 +28,7 @@ from pallas_kernels.paged_attention import (
 )
 from pallas_kernels.quantized import dequantize, quantized_gated_matmul, quantized_matmul
 from pallas_kernels.registry import explain, implementations, operations
+from pallas_kernels.rms_norm import rms_norm
 from pallas_kernels.rope_kv_write import rope_kv_write
 
 _register_all()
@@ -49,5 +50,6 @@ __all__ = [
     "positions_and_rows",
     "quantized_gated_matmul",
     "quantized_matmul",
+    "rms_norm",
     "rope_kv_write",
 ]

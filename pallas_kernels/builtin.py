@@ -43,6 +43,12 @@ def register_all() -> None:
         oracle="float64 on the host, for tests",
     )
     _register(
+        "rms_norm",
+        cpu="native, bfloat16",
+        xla="elementwise XLA, any backend",
+        oracle="float64 on the host, for tests",
+    )
+    _register(
         "kv_write",
         cpu="native copies in place",
         triton="in place, Ampere and newer",

@@ -187,6 +187,7 @@ def kernels_of(model: Model, spec: KVSpec) -> dict[str, str]:
     operands: dict[str, dict[str, Any]] = {
         "matmul": {"x": weight, "weight": weight, "out_dtype": model.dtype},
         "gated_matmul": {"x": weight, "weight": weight, "activation": config.activation},
+        "rms_norm": {"x": weight, "weight": array((config.hidden_size,), model.dtype), "epsilon": 0.0, "offset": 0.0},
         "paged_attention": {"q": query, **pools, "alibi_slopes": config.alibi_slopes},
         "rope_kv_write": {"qkv": query, **pools}, "kv_write": {"k": key, "v": key, **pools}}
     blocks = {"x": weight, "weight": weight, "kind": "I8", "scale": None}

@@ -12,7 +12,7 @@ from flax import nnx
 from jaxtyping import Array, DTypeLike, Float
 
 from jaxllm.models.config import DecoderConfig
-from jaxllm.models.layers import Embedding, LayerNorm, Linear, RMSNorm
+from jaxllm.models.layers import Embedding, LayerNorm, Linear, Norm, RMSNorm
 from jaxllm.models.mlp import GatedMLP, PlainMLP
 from jaxllm.models.rope_tables import in_halves, turns_halves
 from jaxllm.models.step import LayerCache, StepContext
@@ -106,7 +106,7 @@ class DecoderLayer(nnx.Module):
             x = self._add(x, self.mlp(mlp_input), self.mlp_post_norm)
         return x, cache
 
-    def _add(self, x: Float[Array, "T D"], part: Float[Array, "T D"], norm: RMSNorm | None) -> Float[Array, "T D"]:
+    def _add(self, x: Float[Array, "T D"], part: Float[Array, "T D"], norm: Norm | None) -> Float[Array, "T D"]:
         if norm is None and self.residual_scale == 1:
             return x + part
         part = _normed(part, norm)
@@ -116,15 +116,16 @@ class DecoderLayer(nnx.Module):
         return x + jax.lax.optimization_barrier(part)
 
 
-def _normed(x: Float[Array, "T D"], norm: RMSNorm | None) -> Float[Array, "T D"]:
+def _normed(x: Float[Array, "T D"], norm: Norm | None) -> Float[Array, "T D"]:
     return x if norm is None else norm(x)
 
 
-def norm(config: DecoderConfig, dtype: DTypeLike, size: int | None = None) -> RMSNorm:
+def norm(config: DecoderConfig, dtype: DTypeLike, size: int | None = None) -> Norm:
     """A norm over the model's width, or one of ``size`` weights, without a bias."""
-    kind = LayerNorm if config.norm == "layer" else RMSNorm
-    return kind(size or config.hidden_size, config.norm_eps, dtype, offset=config.norm_offset,
-                bias=config.norm_bias and size is None)
+    width, epsilon, offset = size or config.hidden_size, config.norm_eps, config.norm_offset
+    if config.norm == "layer":
+        return LayerNorm(width, epsilon, dtype, offset=offset, bias=config.norm_bias and size is None)
+    return RMSNorm(width, epsilon, dtype, offset=offset)
 
 
 class Decoder(nnx.Module):

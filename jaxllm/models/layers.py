@@ -9,6 +9,7 @@ from flax import nnx
 from jaxtyping import Array, DTypeLike, Float, Int
 
 from jaxllm.models.linear import linear, rows_at
+from pallas_kernels import rms_norm
 from pallas_kernels.reductions import row_sum
 
 
@@ -32,10 +33,27 @@ class Linear(nnx.Module):
 
 
 class RMSNorm(nnx.Module):
-    """Root-mean-square normalization (Zhang and Sennrich 2019) over the last axis, in float32, summed in a fixed order.
+    """Root-mean-square normalization (Zhang and Sennrich 2019) over the last axis.
 
     size: of the weights; a multiple of the last axis' where the axis before it has weights of its own.
-    offset: added to the weights, in float32. bias: whether there is one.
+    offset: added to the weights, in float32.
+    """
+
+    def __init__(self, size: int, epsilon: float, dtype: DTypeLike, *, offset: float = 0.0) -> None:
+        self.weight = parameter((size,), dtype, (None,))
+        self.epsilon = epsilon
+        self.offset = offset
+
+    @jax.named_scope("norm")
+    def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
+        weight, size = self.weight[...], x.shape[-1]
+        return rms_norm(x, weight if weight.shape == (size,) else weight.reshape(-1, size), self.epsilon, self.offset)
+
+
+class LayerNorm(nnx.Module):
+    """Layer normalization (Ba et al. 2016) over the last axis, in float32, summed in a fixed order.
+
+    size, offset: as of ``RMSNorm``. bias: whether there is one.
     """
 
     def __init__(self, size: int, epsilon: float, dtype: DTypeLike, *, offset: float = 0.0, bias: bool = False
@@ -47,7 +65,10 @@ class RMSNorm(nnx.Module):
 
     @jax.named_scope("norm")
     def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
-        wide = self._centered(x.astype(jnp.float32))
+        wide = x.astype(jnp.float32)
+        # Apart from what is around them: their last bits would depend on the batch otherwise.
+        mean = jax.lax.optimization_barrier(row_sum(wide) / x.shape[-1])
+        wide = jax.lax.optimization_barrier(wide - mean[..., None])
         mean_square = row_sum(wide * wide) / x.shape[-1]
         normed = wide * jax.lax.rsqrt(mean_square + self.epsilon)[..., None]
         weight = self._wide(self.weight, x)
@@ -57,21 +78,12 @@ class RMSNorm(nnx.Module):
             normed = jax.lax.optimization_barrier(normed) + self._wide(self.bias, x)
         return normed.astype(x.dtype)
 
-    def _centered(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
-        return x
-
     @staticmethod
     def _wide(parameter: nnx.Param, x: Float[Array, "*rows D"]) -> Float[Array, "heads D"]:
         return parameter[...].astype(jnp.float32).reshape(-1, x.shape[-1])
 
 
-class LayerNorm(RMSNorm):
-    """Layer normalization (Ba et al. 2016): that of what remains when the mean is taken away."""
-
-    def _centered(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
-        # Apart from what is around them: their last bits would depend on the batch otherwise.
-        mean = jax.lax.optimization_barrier(row_sum(x) / x.shape[-1])
-        return jax.lax.optimization_barrier(x - mean[..., None])
+Norm = RMSNorm | LayerNorm
 
 
 class Embedding(nnx.Module):

@@ -11,6 +11,7 @@
 #include "flush_denormals.h"
 #include "gguf.h"
 #include "matmul.h"
+#include "rms_norm.h"
 #include "rope.h"
 #include "sampler.h"
 
@@ -118,6 +119,14 @@ void rotary_embedding() {
   show("rope", y);
 }
 
+void normalization() {
+  constexpr int64_t kRows = 5, kSize = 117;
+  const auto x = fill<uint16_t>(kRows * kSize, random_bfloat16), weight = fill<uint16_t>(kSize, random_bfloat16);
+  std::vector<uint16_t> y(kRows * kSize);
+  INSTRUCTION_SET::rms_norm({x.data(), weight.data(), y.data(), kRows, 1, kSize, 1e-5f, 1}, 0, kRows);
+  show("rms_norm", y);
+}
+
 void attention(int64_t head_dim, int64_t block_size, int64_t window, float soft_cap) {
   const std::vector<int32_t> lengths{700, 90}, query_start{0, 1, 41};
   constexpr int64_t kHeads = 6, kKvHeads = 2, kTokens = 41;
@@ -173,6 +182,7 @@ int main() {
   products();
   quantized();
   rotary_embedding();
+  normalization();
   attention(64, 16, 0, 0);
   attention(80, 24, 300, 3);
   sampling();
