@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import signal
@@ -12,9 +13,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+_TESTS = Path(__file__).parent
 _CACHE = "JAX_COMPILATION_CACHE_DIR"
 _MAPS = Path("/proc/self/maps")
-_MANY_MAPS = 15_000
+_MANY_MAPS, _TESTS_BETWEEN = 20_000, 8
 
 
 # The same examples in every run, however slow the machine.
@@ -41,11 +43,37 @@ def pytest_unconfigure(config):
         folder.cleanup()
 
 
-@pytest.fixture(autouse=True)
-def _few_executables():
-    """JAX keeps what it compiled, each program in dozens of memory maps; Linux ends a process that has 65,530."""
-    yield
-    jax = sys.modules.get("jax")
-    if jax is not None and _MAPS.exists() and _MAPS.read_bytes().count(b"\n") > _MANY_MAPS:
+class _Executables:
+    """What compiled programs this process holds: each lies in dozens of memory maps, of which Linux allows 65,530."""
+
+    def __init__(self):
+        self.tests, self.allowed = 0, _MANY_MAPS
+
+    def test_is_over(self):
+        """Now and then, forget what JAX and the tests' own caches keep, if it has become much."""
+        self.tests += 1
+        jax = sys.modules.get("jax")
+        if jax is None or self.tests % _TESTS_BETWEEN or not _MAPS.exists() or self._count() <= self.allowed:
+            return
+        for module in list(sys.modules.values()):
+            if Path(getattr(module, "__file__", None) or "/").is_relative_to(_TESTS):
+                for value in list(vars(module).values()):
+                    if isinstance(value, functools._lru_cache_wrapper):
+                        value.cache_clear()
         jax.clear_caches()
         gc.collect()
+        # What is left is in use: forgetting the rest after every test would have them compile everything each time.
+        self.allowed = max(_MANY_MAPS, self._count() + _MANY_MAPS // 2)
+
+    @staticmethod
+    def _count():
+        return _MAPS.read_bytes().count(b"\n")
+
+
+_executables = _Executables()
+
+
+@pytest.fixture(autouse=True)
+def _few_executables():
+    yield
+    _executables.test_is_over()
