@@ -17,7 +17,7 @@ ROWS = {"attn_q": HIDDEN, "attn_k": KV_HEADS * 32, "attn_v": KV_HEADS * 32, "att
 PLAIN = dict.fromkeys(ROWS, "Q4_K")
 OTHER = {**PLAIN, "attn_v": "Q6_K", "ffn_down": "Q6_K"}
 ODD = {"attn_q": "Q4_0", "attn_k": "Q4_0", "attn_v": "F16", "attn_output": "Q4_1", "ffn_gate": "Q8_0", "ffn_up": "Q8_0",
-       "ffn_down": "Q5_0"}
+       "ffn_down": "IQ4_NL"}
 
 
 def write_mixture(path: Path, layers: list[dict[str, str]] = (PLAIN, OTHER, PLAIN, OTHER, ODD), embedding: str = "Q6_K",
@@ -37,5 +37,7 @@ def write_mixture(path: Path, layers: list[dict[str, str]] = (PLAIN, OTHER, PLAI
 def _tensor(kind: str, rows: int, columns: int, seed: int) -> tuple[np.ndarray, Type]:
     if kind in FORMATS:
         return random_rows(kind, columns, rows, seed)[0], Type[kind]
+    if kind == "IQ4_NL":
+        return random_rows("Q4_0", columns, rows, seed)[0], Type[kind]  # laid out alike
     values = np.random.default_rng(seed).normal(0, 0.02, (rows, columns)).astype(np.float32)
     return (values.astype(np.float16) if kind == "F16" else gguf.quants.quantize(values, Type[kind])), Type[kind]

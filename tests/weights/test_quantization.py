@@ -58,7 +58,7 @@ def test_each_tensor_is_kept_as_it_is_stored(mixture):
     rows = [(part.kind, part.rows) for part in model.specs[f"{at}attention.qkv.weight"].parts]
     assert rows == [("Q4_0", HIDDEN + KV_HEADS * 32), (None, KV_HEADS * 32)]
     assert kept[f"{at}mlp.gate_up.weight"].blocks.shape == (2 * FFN, HIDDEN // 32 * 34)
-    assert isinstance(kept[f"{at}mlp.down.weight"], jax.Array)  # Q5_0 has no kernel
+    assert isinstance(kept[f"{at}mlp.down.weight"], jax.Array)  # IQ4_NL has no kernel
     assert isinstance(kept[f"{at}mlp_norm.weight"], jax.Array)
     assert [part.kind for part in kept["layers.1.attention.qkv.weight"].parts] == ["Q4_K", "Q6_K"]
     assert kept["layers.0.attention.qkv.weight"].kind == "Q4_K"
