@@ -25,7 +25,7 @@ def register_all() -> None:
     _register(
         "grouped_matmul",
         triton="work that follows the rows, Ampere and newer",
-        xla="one ragged dot, any backend",
+        xla="a loop over tiles, any backend",
         oracle="float64 on the host, for tests",
     )
     _register(

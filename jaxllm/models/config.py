@@ -6,10 +6,11 @@ import dataclasses
 from typing import Literal, get_args
 
 from jaxllm.errors import UnsupportedModelError
+from jaxllm.models.moe_config import MoEConfig
 from jaxllm.models.rope import RopeConfig, require_positive
 from pallas_kernels.gated_matmul import ACTIVATIONS, Activation
 
-__all__ = ["DecoderConfig", "PlainActivation", "RopeConfig"]
+__all__ = ["DecoderConfig", "MoEConfig", "PlainActivation", "RopeConfig"]
 
 PlainActivation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
 """Of an MLP without a gate: ``gelu`` is exact, ``gelu_tanh`` approximate (Hendrycks and Gimpel 2016), ``relu2`` the
@@ -42,6 +43,7 @@ class DecoderConfig:
     embedding_scale: factor of the embedding's rows, which it is rounded for to their dtype. residual_scale: of what
         attention and MLP add to the residual stream, in float32. logit_scale: of the logits, before their cap.
     gated_mlp: whether the MLP has a gate. activation: of the gate, or else of the MLP.
+    moe: the experts in place of MLPs, if there are any; their gates have the same activation.
     head_bias: whether the head has one.
 
     Raises ``UnsupportedModelError`` naming what makes no sense.
@@ -89,6 +91,7 @@ class DecoderConfig:
     logit_scale: float = 1.0
     gated_mlp: bool = True
     activation: Activation | PlainActivation = "silu"
+    moe: MoEConfig | None = None
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim",

@@ -14,6 +14,7 @@ from jaxtyping import Array, DTypeLike, Float
 from jaxllm.models.config import DecoderConfig
 from jaxllm.models.layers import Embedding, LayerNorm, Linear, Norm, RMSNorm
 from jaxllm.models.mlp import GatedMLP, PlainMLP
+from jaxllm.models.moe import MoE
 from jaxllm.models.rope_tables import in_halves, turns_halves
 from jaxllm.models.step import LayerCache, StepContext
 from pallas_kernels import paged_attention, rope_kv_write
@@ -91,7 +92,7 @@ class DecoderLayer(nnx.Module):
         self.attention = Attention(config, layer, dtype)
         self.attention_post_norm = norm(config, dtype) if config.post_norms else None
         self.mlp_norm = norm(config, dtype) if config.pre_norms and not config.shared_norm else None
-        self.mlp = GatedMLP(config, dtype) if config.gated_mlp else PlainMLP(config, dtype)
+        self.mlp = mlp(config, layer, dtype)
         self.mlp_post_norm = norm(config, dtype) if config.post_norms else None
 
     def __call__(self, x: Float[Array, "T D"], step: StepContext, cache: LayerCache
@@ -103,7 +104,8 @@ class DecoderLayer(nnx.Module):
             x = self._add(x, attended, self.attention_post_norm)
         with jax.named_scope("mlp"):
             mlp_input = _normed(mlp_input if self.parallel else x, self.mlp_norm)
-            x = self._add(x, self.mlp(mlp_input), self.mlp_post_norm)
+            computed = self.mlp(mlp_input, step.valid) if isinstance(self.mlp, MoE) else self.mlp(mlp_input)
+            x = self._add(x, computed, self.mlp_post_norm)
         return x, cache
 
     def _add(self, x: Float[Array, "T D"], part: Float[Array, "T D"], norm: Norm | None) -> Float[Array, "T D"]:
@@ -118,6 +120,13 @@ class DecoderLayer(nnx.Module):
 
 def _normed(x: Float[Array, "T D"], norm: Norm | None) -> Float[Array, "T D"]:
     return x if norm is None else norm(x)
+
+
+def mlp(config: DecoderConfig, layer: int, dtype: DTypeLike) -> MoE | GatedMLP | PlainMLP:
+    """A layer's MLP, or the experts in its place."""
+    if config.moe is not None and layer not in config.moe.dense_layers:
+        return MoE(config, dtype)
+    return GatedMLP(config, dtype) if config.gated_mlp else PlainMLP(config, dtype)
 
 
 def norm(config: DecoderConfig, dtype: DTypeLike, size: int | None = None) -> Norm:

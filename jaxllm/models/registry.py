@@ -23,6 +23,7 @@ from jaxllm.models.families import (
     hunyuan,
     llama,
     mistral,
+    mixtral,
     mpt,
     nemotron,
     olmo,
@@ -70,6 +71,7 @@ class Family:
 FAMILIES = (
     Family("llama", "Llama 1 to 3.3, SmolLM2, TinyLlama", llama.ARCHITECTURES, llama.decoder_config, llama.NAMES),
     Family("mistral", "Mistral 7B, Nemo, Small 3", mistral.ARCHITECTURES, mistral.decoder_config, mistral.NAMES),
+    Family("mixtral", "Mixtral 8x7B and 8x22B", mixtral.ARCHITECTURES, mixtral.decoder_config, mixtral.names),
     Family("qwen2", "Qwen 2 and 2.5", qwen.QWEN2_ARCHITECTURES, qwen.qwen2_config, qwen.QWEN2_NAMES),
     Family("qwen3", "Qwen 3, dense", qwen.QWEN3_ARCHITECTURES, qwen.qwen3_config, qwen.QWEN3_NAMES),
     Family("gemma", "Gemma 1, CodeGemma", gemma.GEMMA1_ARCHITECTURES, gemma.gemma1_config, gemma.GEMMA1_NAMES),

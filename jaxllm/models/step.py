@@ -8,7 +8,7 @@ import dataclasses
 from typing import Any
 
 import jax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels import Int8Pool
 
@@ -22,9 +22,11 @@ class StepContext:
     """What all layers of one step share.
 
     rotary: cosines and sines of the step's positions, for each of ``DecoderConfig.ropes``. slots: where each token's
-    keys and values go. attention: the kernels' metadata (block tables, query ranges, lengths).
+    keys and values go. valid: which tokens there are; the others fill up the step. attention: the kernels' metadata
+    (block tables, query ranges, lengths).
     """
 
     rotary: tuple[tuple[Float[Array, "T half"], Float[Array, "T half"]], ...]
     slots: Int[Array, " T"]
+    valid: Bool[Array, " T"]
     attention: Any

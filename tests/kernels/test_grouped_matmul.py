@@ -71,6 +71,19 @@ def test_triton_equals_the_oracle(interpreter, sizes, kind):
     check(lambda *given, **options: interpreter.call(f"{__name__}:run", "triton", *given, **options), given, x_dtype)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("sizes", [(5, 0, 17, 40, 300), (0, 1, 1, 0, 0), (128, 0, 3, 0, 0)])
+def test_xla_rows_have_the_same_bits_in_any_company(sizes, dtype):
+    x, weights, _, _ = operands(sizes, dtype, rows=362, x_dtype=dtype, outputs=5)
+    group = 2
+    alone = run("xla", np.tile(x[:1], (8, 1)), weights, np.array([0, 0, 1, 0, 0], np.int32), None, out_dtype="float32")
+    whole = run("xla", np.concatenate([x[1:1 + sum(sizes[:group])], np.tile(x[:1], (sizes[group], 1)), x[70:]]),
+                weights, np.asarray(sizes, np.int32), None, out_dtype="float32")
+    found = whole[sum(sizes[:group]):][:sizes[group]]
+    np.testing.assert_array_equal(found, np.tile(alone[:1], (sizes[group], 1)))
+    assert not alone[1:].any()
+
+
 @needs_triton
 def test_triton_rows_have_the_same_bits_in_any_company(interpreter):
     x, weights, sizes, _ = operands((5, 0, 17, 40))

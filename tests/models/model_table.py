@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from jaxllm.models.config import DecoderConfig
+from jaxllm.models.config import DecoderConfig, MoEConfig
 from jaxllm.models.registry import FAMILIES, Family, family_of
 from jaxllm.weights.names import ARCHITECTURES
 
@@ -85,6 +85,8 @@ def features(config: DecoderConfig) -> Iterator[str]:
         yield "scaled embedding"
     if config.residual_scale != 1:
         yield "scaled residuals"
+    if config.moe is not None:
+        yield from _expert_features(config.moe)
     if not config.gated_mlp:
         yield f"{_ACTIVATIONS[config.activation]} without a gate"
     elif config.activation != "silu":
@@ -100,6 +102,15 @@ def features(config: DecoderConfig) -> Iterator[str]:
 
 
 _ACTIVATIONS = {"silu": "SiLU", "gelu": "GELU", "gelu_tanh": "GELU by tanh", "relu": "ReLU", "relu2": "squared ReLU"}
+
+
+def _expert_features(moe: MoEConfig) -> Iterator[str]:
+    scores = {"softmax": "", "sparsemixer": " by sparsemixer"}[moe.scores]
+    yield f"experts{scores}{', weights that add up to 1' if moe.normalize else ''}"
+    if moe.shared_size is not None:
+        yield f"a shared expert{' with a gate' if moe.shared_gate else ''}"
+    if moe.dense_layers:
+        yield "some layers without experts"
 
 
 def _rope_features(config: DecoderConfig) -> Iterator[str]:

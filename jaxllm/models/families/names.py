@@ -49,6 +49,21 @@ QK_NORM_NAMES: Names = {
 PLAIN_MLP_NAMES: Names = {"layers.{}.mlp.up": ("model.layers.{}.mlp.up_proj",)}
 
 
+def expert_names(config: DecoderConfig, module: str, gate_up: tuple[str, str] = ("gate_proj", "up_proj"),
+                 down: str = "down_proj", router: str = "gate") -> Names:
+    """Of experts whose matrices are tensors of their own, ``module.experts.7.gate_proj``, beside a router.
+
+    module: with ``{}`` for the layer's number. gate_up, down, router: what its parts are called.
+    """
+    count = 0 if config.moe is None else config.moe.num_experts
+    return {
+        "layers.{}.mlp.router": (f"{module}.{router}",),
+        "layers.{}.mlp.experts.gate_up": tuple(
+            f"{module}.experts.{expert}.{part}" for expert in range(count) for part in gate_up),
+        "layers.{}.mlp.experts.down": tuple(f"{module}.experts.{expert}.{down}" for expert in range(count)),
+    }
+
+
 Aliases = tuple[tuple[str, str], ...]
 """Other names that checkpoints use: a regular expression found in a name of the table, and what replaces it."""
 
