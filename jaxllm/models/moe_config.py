@@ -6,6 +6,7 @@ import dataclasses
 from typing import Literal
 
 from jaxllm.errors import UnsupportedModelError
+from jaxllm.models.rope import require_positive
 
 Scores = Literal["softmax", "sparsemixer"]
 
@@ -47,6 +48,8 @@ class MoEConfig:
         if self.experts_per_token > self.num_experts:
             raise UnsupportedModelError(f"the model's config has experts_per_token={self.experts_per_token}; at most "
                                         f"num_experts={self.num_experts} is needed")
+        if self.nearness != 0:
+            require_positive("nearness of experts", self.nearness)
         if self.scores == "sparsemixer" and self.experts_per_token != 2:
             raise UnsupportedModelError(f"the model's config has experts_per_token={self.experts_per_token}; "
                                         "sparsemixer takes 2")

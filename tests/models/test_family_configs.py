@@ -126,3 +126,50 @@ def test_a_checkpoint_may_use_another_of_a_tensors_names(architecture, stored, m
 def test_values_that_cannot_be_honoured_are_refused_by_name(architecture, changes, name):
     with pytest.raises(UnsupportedModelError, match=name):
         _config(architecture, **changes)
+
+
+def test_qwens_experts_are_in_every_nth_layer_but_for_those_that_are_named():
+    config = _config("Qwen2MoeForCausalLM", decoder_sparse_step=2, mlp_only_layers=[3])
+    assert config.moe.dense_layers == (0, 2, 3, 4, 6)
+    assert (config.moe.num_experts, config.moe.experts_per_token, config.moe.expert_size) == (60, 4, 1408)
+    assert (config.moe.shared_size, config.moe.shared_gate, config.moe.normalize) == (5632, True, False)
+    assert (config.attention_bias, config.sliding_window) == (True, None)
+    newer = _config("Qwen3MoeForCausalLM", norm_topk_prob=True, num_experts=6, num_experts_per_tok=5, head_dim=128)
+    assert (newer.moe.num_experts, newer.moe.normalize, newer.moe.dense_layers) == (6, True, ())
+    assert (newer.moe.shared_size, newer.qk_norm, newer.head_dim) == (None, "head", 128)
+    with pytest.raises(UnsupportedModelError, match=r"mlp_only_layers='all'; a list of layers' numbers"):
+        _config("Qwen3MoeForCausalLM", mlp_only_layers="all")
+
+
+def test_qwen_2_with_experts_has_windows_in_even_layers_of_the_first():
+    config = _config("Qwen2MoeForCausalLM", use_sliding_window=True, sliding_window=16, max_window_layers=5)
+    assert (config.sliding_window, config.full_layers) == (16, (1, 3, 5, 6, 7))
+    newer = _config("Qwen3MoeForCausalLM", use_sliding_window=True, sliding_window=16)
+    assert (newer.sliding_window, newer.full_layers) == (16, ())
+
+
+def test_granites_shared_mlp_is_there_where_it_has_a_size():
+    assert _config("GraniteMoeForCausalLM", logits_scaling=2.0).moe.shared_size is None
+    config = _config("GraniteMoeSharedForCausalLM", shared_intermediate_size=32, residual_multiplier=0.22)
+    assert (config.moe.shared_size, config.moe.shared_gate, config.moe.normalize) == (32, False, True)
+    assert (config.residual_scale, config.attention_scale) == (0.22, 1.0)
+    assert _config("GraniteMoeSharedForCausalLM", shared_intermediate_size=0).moe.shared_size is None
+
+
+def test_phi_moes_scale_of_cosines_and_sines_goes_with_its_frequencies():
+    rope = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "short_mscale": 1.1,
+            "long_mscale": 1.2, "original_max_position_embeddings": 4096}
+    config = _config("PhiMoEForCausalLM", rope_scaling=rope, num_key_value_heads=2)
+    assert (config.rope.attention_factor, config.rope.frequency_divisors) == (1.2, (2.0,) * 8)
+    short = _config("PhiMoEForCausalLM", rope_scaling=rope, num_key_value_heads=2, max_position_embeddings=4096)
+    assert (short.rope.attention_factor, short.rope.frequency_divisors) == (1.1, (1.0,) * 8)
+    assert (config.moe.scores, config.moe.nearness, config.rope.theta) == ("sparsemixer", 0.01, 1e6)
+    del rope["long_mscale"]
+    with pytest.raises(UnsupportedModelError, match="no 'long_mscale'"):
+        _config("PhiMoEForCausalLM", rope_scaling=rope, num_key_value_heads=2)
+
+
+def test_olmoe_with_clipped_queries_is_refused():
+    assert _config("OlmoeForCausalLM", clip_qkv=None).qk_norm == "all"
+    with pytest.raises(UnsupportedModelError, match=r"clip_qkv=8\.0"):
+        _config("OlmoeForCausalLM", clip_qkv=8.0)

@@ -98,6 +98,11 @@ def flat(tensor: np.ndarray, config: DecoderConfig) -> np.ndarray:
     return tensor.reshape(-1)
 
 
+def rows_of_experts(tensor: np.ndarray, config: DecoderConfig) -> np.ndarray:
+    """Of all experts' matrices in one tensor, ``[E, out, in]``."""
+    return tensor.reshape(-1, tensor.shape[-1])
+
+
 def grouped_by_head(tensor: np.ndarray, config: DecoderConfig) -> np.ndarray:
     """Of a product of which each kv head's queries, key and value lie together: first all queries, then all keys, then
     all values."""
