@@ -23,8 +23,9 @@ _END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<|end_of_turn|>", "<end_
 class Architecture:
     """One GGUF ``general.architecture``.
 
-    name: what Hugging Face calls it in ``config.json``.
-    tensors: GGUF names to Hugging Face names; ``{}`` stands for the layer number in both.
+    name: what Hugging Face calls it in ``config.json``. name_with_experts: where the file has experts.
+    tensors: GGUF names to Hugging Face names; ``{}`` stands for the layer number in both. ``*`` stands for the expert:
+        such tensors hold those of all experts, along their first axis.
     config: the metadata to the rest of a ``config.json``; what depends on the tensors (``vocab_size``, tied embeddings,
         biases) and the tokenizer (``bos_token_id``, ``eos_token_id``) is added by the reader, for all architectures
         alike.
@@ -40,6 +41,12 @@ class Architecture:
     permuted: Mapping[str, str] = dataclasses.field(default_factory=dict)
     raised: frozenset[str] = frozenset()
     transposed: frozenset[str] = frozenset()
+    name_with_experts: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that it can be in ``config.json``."""
+        return (self.name, self.name_with_experts) if self.name_with_experts else (self.name,)
 
 
 def architecture_of(metadata: Metadata, where: object) -> Architecture:
@@ -137,10 +144,15 @@ def _rms_config(metadata: Metadata, prefix: str) -> dict[str, Any]:
 
 
 def _llama_config(metadata: Metadata) -> dict[str, Any]:
-    if metadata.get("llama.expert_count"):
-        raise UnsupportedModelError(f"GGUF architecture 'llama' with llama.expert_count="
-                                    f"{metadata['llama.expert_count']} (mixture of experts) is not supported")
-    return _rms_config(metadata, "llama") | {"model_type": "llama", "hidden_act": "silu"}
+    config = _rms_config(metadata, "llama") | {"model_type": "llama", "hidden_act": "silu"}
+    if not metadata.get("llama.expert_count"):
+        return config
+    return config | {
+        "architectures": ["MixtralForCausalLM"],
+        "model_type": "mixtral",
+        "num_local_experts": _integer(metadata, "llama.expert_count"),
+        "num_experts_per_tok": _integer(metadata, "llama.expert_used_count"),
+    }
 
 
 def _qwen2_config(metadata: Metadata) -> dict[str, Any]:
@@ -149,6 +161,27 @@ def _qwen2_config(metadata: Metadata) -> dict[str, Any]:
 
 def _qwen3_config(metadata: Metadata) -> dict[str, Any]:
     return _rms_config(metadata, "qwen3") | {"model_type": "qwen3", "hidden_act": "silu"}
+
+
+def _qwen_moe_config(metadata: Metadata, prefix: str) -> dict[str, Any]:
+    """Which layers have experts, and how scores are normalized, the files do not say: all, and as llama.cpp does it."""
+    return _rms_config(metadata, prefix) | {
+        "hidden_act": "silu",
+        "num_experts": _integer(metadata, f"{prefix}.expert_count"),
+        "num_experts_per_tok": _integer(metadata, f"{prefix}.expert_used_count"),
+        "moe_intermediate_size": _integer(metadata, f"{prefix}.expert_feed_forward_length"),
+        "norm_topk_prob": prefix == "qwen3moe",
+    }
+
+
+def _qwen2_moe_config(metadata: Metadata) -> dict[str, Any]:
+    shared = "qwen2moe.expert_shared_feed_forward_length"
+    return _qwen_moe_config(metadata, "qwen2moe") | {
+        "model_type": "qwen2_moe", "shared_expert_intermediate_size": _integer(metadata, shared)}
+
+
+def _qwen3_moe_config(metadata: Metadata) -> dict[str, Any]:
+    return _qwen_moe_config(metadata, "qwen3moe") | {"model_type": "qwen3_moe"}
 
 
 def _gemma_config(metadata: Metadata) -> dict[str, Any]:
@@ -233,6 +266,19 @@ _QK_NORMS = {
     "blk.{}.attn_k_norm.weight": "model.layers.{}.self_attn.k_norm.weight",
 }
 
+_MIXTRAL_EXPERTS = {
+    "blk.{}.ffn_gate_inp.weight": "model.layers.{}.block_sparse_moe.gate.weight",
+    **{f"blk.{{}}.ffn_{ours}_exps.weight": f"model.layers.{{}}.block_sparse_moe.experts.*.{theirs}.weight"
+       for ours, theirs in {"gate": "w1", "up": "w3", "down": "w2"}.items()},
+}
+
+_QWEN_EXPERTS = {
+    "blk.{}.ffn_gate_inp.weight": "model.layers.{}.mlp.gate.weight",
+    "blk.{}.ffn_gate_inp_shexp.weight": "model.layers.{}.mlp.shared_expert_gate.weight",
+    **{f"blk.{{}}.ffn_{part}_{ours}.weight": f"model.layers.{{}}.mlp.{theirs}.{part}_proj.weight"
+       for part in ("gate", "up", "down") for ours, theirs in {"exps": "experts.*", "shexp": "shared_expert"}.items()},
+}
+
 _GEMMA2_TENSORS = _LLAMA_TENSORS | {
     "blk.{}.post_attention_norm.weight": "model.layers.{}.post_attention_layernorm.weight",
     "blk.{}.ffn_norm.weight": "model.layers.{}.pre_feedforward_layernorm.weight",
@@ -268,11 +314,12 @@ def _gemma(name: str, tensors: Mapping[str, str], config: Callable[[Metadata], d
 
 
 ARCHITECTURES: dict[str, Architecture] = {
-    # Llama 2 and 3, Mistral, SmolLM2, TinyLlama: llama.cpp calls all of them "llama".
+    # Llama 2 and 3, Mistral, Mixtral, SmolLM2, TinyLlama: llama.cpp calls all of them "llama".
     "llama": Architecture(
         "LlamaForCausalLM",
-        tensors=_LLAMA_TENSORS,
+        tensors=_LLAMA_TENSORS | _MIXTRAL_EXPERTS,
         config=_llama_config,
+        name_with_experts="MixtralForCausalLM",
         permuted={
             "blk.{}.attn_q.weight": "num_attention_heads", "blk.{}.attn_q.bias": "num_attention_heads",
             "blk.{}.attn_k.weight": "num_key_value_heads", "blk.{}.attn_k.bias": "num_key_value_heads",
@@ -280,6 +327,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "qwen2": Architecture("Qwen2ForCausalLM", _LLAMA_TENSORS, _qwen2_config),
     "qwen3": Architecture("Qwen3ForCausalLM", _LLAMA_TENSORS | _QK_NORMS, _qwen3_config),
+    "qwen2moe": Architecture("Qwen2MoeForCausalLM", _LLAMA_TENSORS | _QWEN_EXPERTS, _qwen2_moe_config),
+    "qwen3moe": Architecture("Qwen3MoeForCausalLM", _LLAMA_TENSORS | _QK_NORMS | _QWEN_EXPERTS, _qwen3_moe_config),
     "gemma": _gemma("GemmaForCausalLM", _LLAMA_TENSORS, _gemma_config),
     "gemma2": _gemma("Gemma2ForCausalLM", _GEMMA2_TENSORS, _gemma2_config),
     "gemma3": _gemma("Gemma3ForCausalLM", _GEMMA2_TENSORS | _QK_NORMS, _gemma3_config),

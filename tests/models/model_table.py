@@ -31,7 +31,7 @@ def _lines() -> Iterator[str]:
     yield "| family | models | `architectures` | GGUF | features | tested on |"
     yield "|---|---|---|---|---|---|"
     for family in FAMILIES:
-        stored = [name for name, found in ARCHITECTURES.items() if found.name in family.architectures]
+        stored = [name for name, found in ARCHITECTURES.items() if set(found.names) & set(family.architectures)]
         names = ", ".join(f"`{name}`" for name in family.architectures)
         yield (f"| {family.name} | {family.variants} | {names} | {', '.join(f'`{name}`' for name in stored) or '-'} | "
                f"{', '.join(_features_of(family))} | {'; '.join(_tests(family))} |")

@@ -103,6 +103,11 @@ def rows_of_experts(tensor: np.ndarray, config: DecoderConfig) -> np.ndarray:
     return tensor.reshape(-1, tensor.shape[-1])
 
 
+def one_row(tensor: np.ndarray, config: DecoderConfig) -> np.ndarray:
+    """Of a matrix of one row, which some formats keep as a vector."""
+    return tensor.reshape(1, -1)
+
+
 def grouped_by_head(tensor: np.ndarray, config: DecoderConfig) -> np.ndarray:
     """Of a product of which each kv head's queries, key and value lie together: first all queries, then all keys, then
     all values."""

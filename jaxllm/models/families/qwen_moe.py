@@ -20,7 +20,7 @@ from jaxllm.models.families.common import (
     require_activation,
     size,
 )
-from jaxllm.models.families.names import LLAMA_NAMES, QK_NORM_NAMES, Names, expert_names
+from jaxllm.models.families.names import LLAMA_NAMES, QK_NORM_NAMES, Names, Stored, expert_names, one_row
 from jaxllm.models.families.rope import rope_config
 
 QWEN2_ARCHITECTURES = ("Qwen2MoeForCausalLM",)
@@ -72,7 +72,7 @@ def qwen2_moe_names(config: DecoderConfig) -> Names:
         "layers.{}.mlp.shared.gate_up": (
             "model.layers.{}.mlp.shared_expert.gate_proj", "model.layers.{}.mlp.shared_expert.up_proj"),
         "layers.{}.mlp.shared.down": ("model.layers.{}.mlp.shared_expert.down_proj",),
-        "layers.{}.mlp.shared_gate": ("model.layers.{}.mlp.shared_expert_gate",),
+        "layers.{}.mlp.shared_gate": (Stored("model.layers.{}.mlp.shared_expert_gate", one_row),),
     }
 
 
