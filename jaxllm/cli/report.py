@@ -122,7 +122,10 @@ def _architecture(config: Any) -> Report:
     names = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "intermediate_size", "vocab_size",
              "max_position_embeddings", "sliding_window", "tie_word_embeddings")
     layers = sum(config.window_of(layer) is not None for layer in range(config.num_layers))
-    return {name: getattr(config, name) for name in names} | {"window_layers": layers}
+    experts = None if config.moe is None else {
+        "num_experts": config.moe.num_experts, "experts_per_token": config.moe.experts_per_token,
+        "expert_size": config.moe.expert_size, "layers": config.num_layers - len(config.moe.dense_layers)}
+    return {name: getattr(config, name) for name in names} | {"window_layers": layers, "experts": experts}
 
 
 def _describe_engine(report: Report, model: Model, tokenizer: Tokenizer | None, engine: EngineOptions) -> None:
