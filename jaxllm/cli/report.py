@@ -189,13 +189,15 @@ def kernels_of(model: Model, spec: KVSpec) -> dict[str, str]:
     pools = {f"{name}_pool": entry.abstract(1, 1) for name, entry in spec.entries.items()}
     operands: dict[str, dict[str, Any]] = {
         "matmul": {"x": weight, "weight": weight, "out_dtype": model.dtype},
+        "grouped_matmul": {"x": weight, "weights": weight, "scales": None, "out_dtype": model.dtype},
         "gated_matmul": {"x": weight, "weight": weight, "activation": config.activation},
         "rms_norm": {"x": weight, "weight": array((config.hidden_size,), model.dtype), "epsilon": 0.0, "offset": 0.0},
         "paged_attention": {"q": query, **pools, "alibi_slopes": config.alibi_slopes},
         "rope_kv_write": {"qkv": query, **pools}, "kv_write": {"k": key, "v": key, **pools}}
     blocks = {"x": weight, "weight": weight, "kind": "I8", "scale": None}
     operands |= {"quantized_matmul": {**blocks, "out_dtype": model.dtype},
-                 "quantized_gated_matmul": {**blocks, "activation": config.activation}}
+                 "quantized_gated_matmul": {**blocks, "activation": config.activation},
+                 "quantized_grouped_matmul": {**blocks, "out_dtype": model.dtype}}
     return {operation: registry.choose(operation, operands=operands.get(operation, {"logits": logits})
                                        ).implementation.name for operation in registry.operations()}
 
