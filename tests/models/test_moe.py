@@ -6,11 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from models.fixture_models import NAMES, expected, opened, routes
 from models.paged_forward import PagedForward
 
 from jaxllm.errors import UnsupportedModelError
 from jaxllm.models import moe
+from jaxllm.models.config import DecoderConfig
 from jaxllm.models.decoder import run_layer
 from jaxllm.models.moe_config import MoEConfig
 from jaxllm.models.routing import route
@@ -99,3 +101,60 @@ def test_a_tokens_route_has_the_same_bits_in_any_company(scores):
 def test_experts_that_make_no_sense_are_refused(fields, message):
     with pytest.raises(UnsupportedModelError, match=message):
         MoEConfig(**{"num_experts": 5, "experts_per_token": 2, "expert_size": 8, **fields})
+
+
+def _layer(config, seed=0):
+    """A layer's module and its parameters by path, float32."""
+    layer = moe.MoE(config, jnp.float32)
+    graph, state = nnx.split(layer)
+    rng = np.random.default_rng(seed)
+    params = {path: rng.normal(size=leaf.get_value().shape).astype(np.float32) * 0.3
+              for path, leaf in nnx.to_flat_state(state)}
+    tree = nnx.from_flat_state({path: leaf.replace(jnp.asarray(params[path]))
+                                for path, leaf in nnx.to_flat_state(state)})
+    compute = jax.jit(lambda x, valid: nnx.merge(graph, tree)(x, valid))
+    return compute, {".".join(path): leaf for path, leaf in params.items()}
+
+
+def _silu(x):
+    return x / (1 + np.exp(-x))
+
+
+def _expected(config, params, x):
+    """Token by token, expert by expert, in float64."""
+    wide = {path: leaf.astype(np.float64) for path, leaf in params.items()}
+
+    def mlp(row, gate_up, down):
+        gate, up = np.split(gate_up @ row, 2)
+        return down @ (_silu(gate) * up)
+
+    count, rows = config.num_experts, []
+    gate_up = np.split(wide["experts.gate_up.weight"], count)
+    down = np.split(wide["experts.down.weight"], count)
+    weights, experts = _reference(x @ wide["router.weight"].T, config)
+    for row, ours, theirs in zip(x.astype(np.float64), weights, experts, strict=True):
+        total = sum(weight * mlp(row, gate_up[expert], down[expert])
+                    for weight, expert in zip(ours, theirs, strict=True))
+        if config.shared_size is not None:
+            shared = mlp(row, wide["shared.gate_up.weight"], wide["shared.down.weight"])
+            gate = 1 / (1 + np.exp(-wide["shared_gate.weight"] @ row)) if config.shared_gate else 1
+            total = total + gate * shared
+        rows.append(total)
+    return np.stack(rows)
+
+
+@pytest.mark.parametrize(("crowded", "shared"), [
+    (False, {}), (True, {}), (False, {"shared_size": 6}), (True, {"shared_size": 6, "shared_gate": True})])
+def test_no_token_is_dropped_and_each_gets_its_experts(crowded, shared):
+    moe_config = MoEConfig(5, 3, 7, normalize=True, **shared)
+    config = DecoderConfig("", vocab_size=8, hidden_size=10, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=2,
+                           intermediate_size=4, max_position_embeddings=8, moe=moe_config)
+    layer, params = _layer(config)
+    x = np.random.default_rng(1).normal(size=(1 if crowded else 40, 10)).astype(np.float32)
+    x = np.tile(x, (40, 1)) if crowded else x
+    valid = np.arange(40) < 33
+    found = np.asarray(layer(jnp.asarray(x), jnp.asarray(valid)))
+    wanted = _expected(moe_config, params, x)
+    np.testing.assert_allclose(found[valid], wanted[valid], rtol=0, atol=1e-5 * np.abs(wanted).max())
+    if not shared:
+        assert not found[~valid].any()
