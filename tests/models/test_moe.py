@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from models.fixture_models import NAMES, expected, opened, routes
+from models.fixture_models import NAMES, check, expected, opened, routes
 from models.paged_forward import PagedForward
 
 from jaxllm.errors import UnsupportedModelError
@@ -36,7 +36,7 @@ def test_tokens_take_the_experts_that_they_take_in_transformers(name, monkeypatc
         model, params = opened(name, "float32")
         forward = PagedForward(model.model, params, rows=3, length=64, tokens_per_step=128, buckets=(64, 128))
         ids = expected(name)[2][0]
-        forward.step([[], [], ids])
+        check(name, 2, forward.step([[], [], ids])[2])
         jax.effects_barrier()
     finally:
         run_layer.clear_cache()  # of what was traced with the recorder

@@ -19,9 +19,12 @@ from weights.checkpoint_files import write_gguf
 import jaxllm
 from jaxllm import LLM, ParameterError, SamplingParams, UnsupportedModelError
 from jaxllm.loading import load_weights, open_model
+from jaxllm.models.matching import match_params
 from jaxllm.quantization.int8_folder import write_int8_folder
 from jaxllm.weights import GGUFSource, resolve
+from jaxllm.weights.placement import place
 from jaxllm.weights.rows import QuantizedRows
+from jaxllm.weights.trees import flatten, live_specs
 from pallas_kernels import dequantize
 
 SIZES = {"dtype": "float32", "max_num_seqs": 2, "max_num_batched_tokens": 16, "max_model_len": 32, "block_size": 4,
@@ -161,3 +164,16 @@ def test_a_round_trip_through_orbax_keeps_every_bit(name, tmp_path):
     ids = expected(name)[0][0]
     check(name, 0, forward(model, jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), params)).step(
         [ids, [], []])[0])
+
+
+@pytest.mark.parametrize("name", ["granitemoe", "mixtral", "qwen2_moe"])
+def test_parameters_by_a_checkpoints_names_are_those_that_are_read(name):
+    model, params = opened(name, "float32")
+    given = flatten(load_file(FIXTURES / name / "model.safetensors"))
+    found, problems = match_params(model.model, given)
+    assert problems == []
+    specs = live_specs(model.model.specs, found)
+    assert not specs[f"{EXPERTS}.gate_up.weight"].parts
+    placed = place(model.model.specs, found)
+    for path, leaf in flatten(params).items():
+        np.testing.assert_array_equal(placed[path], leaf, err_msg=path)
