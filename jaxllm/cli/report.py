@@ -187,6 +187,7 @@ def kernels_of(model: Model, spec: KVSpec) -> dict[str, str]:
     logits = array((8, config.vocab_size), jnp.float32)
     key = array((8, config.num_kv_heads, config.head_dim), model.dtype)
     pools = {f"{name}_pool": entry.abstract(1, 1) for name, entry in spec.entries.items()}
+    pools.setdefault("v_pool", pools["k_pool"])  # latents, which are both
     operands: dict[str, dict[str, Any]] = {
         "matmul": {"x": weight, "weight": weight, "out_dtype": model.dtype},
         "grouped_matmul": {"x": weight, "weights": weight, "scales": None, "out_dtype": model.dtype},

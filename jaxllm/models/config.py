@@ -10,11 +10,44 @@ from jaxllm.models.moe_config import MoEConfig
 from jaxllm.models.rope import RopeConfig, require_positive
 from pallas_kernels.gated_matmul import ACTIVATIONS, Activation
 
-__all__ = ["DecoderConfig", "MoEConfig", "PlainActivation", "RopeConfig"]
+__all__ = ["DecoderConfig", "LatentConfig", "MoEConfig", "PlainActivation", "RopeConfig"]
 
 PlainActivation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
 """Of an MLP without a gate: ``gelu`` is exact, ``gelu_tanh`` approximate (Hendrycks and Gimpel 2016), ``relu2`` the
 square of ``relu`` (So et al. 2021, Primer)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LatentConfig:
+    """Sizes of latent attention (DeepSeek-AI 2024, DeepSeek-V2, section 2.1): per token the cache keeps one latent, of
+    which each head's key and value are linear functions, and one rotated key for all heads.
+
+    kv_rank: of the latent. q_rank: of the queries', which have none where it is ``None``. plain_dim, rope_dim: of a
+    head's query and key, the parts without and with a rotary embedding. v_dim: of its values.
+    """
+
+    kv_rank: int
+    q_rank: int | None
+    plain_dim: int
+    rope_dim: int
+    v_dim: int
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name == "q_rank" and value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise UnsupportedModelError(f"the model's latent attention has {field.name}={value!r}; a positive "
+                                            "integer is needed")
+        if self.rope_dim % 2:
+            raise UnsupportedModelError(f"the model's latent attention rotates {self.rope_dim} dimensions; an even "
+                                        "number is needed")
+
+    @property
+    def cached_dim(self) -> int:
+        """What the cache keeps per token: latent and rotated key."""
+        return self.kv_rank + self.rope_dim
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +69,8 @@ class DecoderConfig:
     qk_norm: a norm of queries and of keys, over each "head" with the same weights, over each of the "heads" with
         weights of its own, or over "all" of them at once; before the rotary embedding, or with
         ``qk_norm_after_rope`` after it.
+    latent: of latent attention, which is computed as attention of all heads to one that has the latents as keys and
+        values: ``num_kv_heads`` is 1 and ``head_dim`` what is cached per token.
     pre_norms, post_norms: whether attention and MLP are normalized before and after.
     parallel_residual: whether the MLP reads what attention reads, the residual stream before either is added.
         shared_norm: whether it also reads it through the same norm.
@@ -81,6 +116,7 @@ class DecoderConfig:
     qkv_clip: float | None = None
     qk_norm: Literal["none", "head", "heads", "all"] = "none"
     qk_norm_after_rope: bool = False
+    latent: LatentConfig | None = None
     pre_norms: bool = True
     post_norms: bool = False
     parallel_residual: bool = False
@@ -122,9 +158,24 @@ class DecoderConfig:
         if self.alibi_slopes is not None and len(self.alibi_slopes) != self.num_heads:
             raise UnsupportedModelError(f"alibi_slopes has {len(self.alibi_slopes)} numbers, one for each of the "
                                         f"{self.num_heads} heads is needed")
+        if self.latent is not None:
+            self._check_latent(self.latent)
         for rope in self.ropes:
             if rope is not None:
                 rope.inverse_frequencies(self.head_dim)  # which says what does not fit the head
+
+    def _check_latent(self, latent: LatentConfig) -> None:
+        if (self.num_kv_heads, self.head_dim) != (1, latent.cached_dim):
+            raise UnsupportedModelError(f"latent attention has num_kv_heads=1 and head_dim={latent.cached_dim}, not "
+                                        f"{self.num_kv_heads} and {self.head_dim}")
+        for name in ("sliding_window", "attention_soft_cap", "qkv_clip", "alibi_slopes"):
+            if getattr(self, name) is not None:
+                raise UnsupportedModelError(f"latent attention has no {name}={getattr(self, name)!r}")
+        if self.qk_norm != "none":
+            raise UnsupportedModelError(f"latent attention has no qk_norm={self.qk_norm!r}")
+        if self.attention_scale is None or self.rope is None or self.rope.rotary_dim != latent.rope_dim:
+            raise UnsupportedModelError(f"latent attention needs an attention_scale, and a rope that rotates "
+                                        f"{latent.rope_dim} dimensions")
 
     def window_of(self, layer: int) -> int | None:
         """How many keys a query of this layer sees; ``None`` if all before it."""

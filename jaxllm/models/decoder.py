@@ -12,6 +12,7 @@ from flax import nnx
 from jaxtyping import Array, DTypeLike, Float
 
 from jaxllm.models.config import DecoderConfig
+from jaxllm.models.latent_attention import LatentAttention
 from jaxllm.models.layers import Embedding, LayerNorm, Linear, Norm, RMSNorm
 from jaxllm.models.mlp import GatedMLP, PlainMLP
 from jaxllm.models.moe import MoE
@@ -89,7 +90,8 @@ class DecoderLayer(nnx.Module):
         self.residual_scale = config.residual_scale
         self.parallel, self.shared_norm = config.parallel_residual, config.shared_norm
         self.attention_norm = norm(config, dtype) if config.pre_norms else None
-        self.attention = Attention(config, layer, dtype)
+        self.attention = (Attention(config, layer, dtype) if config.latent is None else
+                          LatentAttention(config, config.latent, layer, dtype))
         self.attention_post_norm = norm(config, dtype) if config.post_norms else None
         self.mlp_norm = norm(config, dtype) if config.pre_norms and not config.shared_norm else None
         self.mlp = mlp(config, layer, dtype)

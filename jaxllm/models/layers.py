@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, DTypeLike, Float, Int
 
-from jaxllm.models.linear import linear, rows_at
+from jaxllm.models.linear import head_linear, linear, rows_at
 from pallas_kernels import rms_norm
 from pallas_kernels.reductions import row_sum
 
@@ -30,6 +30,16 @@ class Linear(nnx.Module):
     def __call__(self, x: Float[Array, "T I"]) -> Float[Array, "T O"]:
         y = linear(x, self.weight.get_value())
         return y if self.bias is None else y + self.bias[...]
+
+
+class HeadLinear(nnx.Module):
+    """``x[:, head] @ weight[head].T``: a product of each head's own, its weight ``[heads, out, in]``."""
+
+    def __init__(self, heads: int, size_in: int, size_out: int, dtype: DTypeLike) -> None:
+        self.weight = parameter((heads, size_out, size_in), dtype, ("heads", None, None))
+
+    def __call__(self, x: Float[Array, "T N I"]) -> Float[Array, "T N O"]:
+        return head_linear(x, self.weight[...])
 
 
 class RMSNorm(nnx.Module):

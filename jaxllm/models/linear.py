@@ -73,6 +73,17 @@ def grouped_linear(x: Float[Array, "T I"], weight: Any, group_sizes: Int32[Array
     raise TypeError(f"grouped_linear() has no implementation for weights of type {type(weight).__name__}")
 
 
+def head_linear(x: Float[Array, "T N I"], weight: Float[Array, "N O I"]) -> Float[Array, "T N O"]:
+    """``x[:, head] @ weight[head].T`` for each head, in the dtype of ``x``.
+
+    On CPUs head by head: in XLA's batched product the bits of a row depend on the number of rows.
+    """
+    if jax.default_backend() != "cpu":
+        return jnp.einsum("tni,noi->tno", x, weight, preferred_element_type=jnp.float32).astype(x.dtype)
+    heads: Array = jax.lax.map(lambda head: linear(*head), (x.swapaxes(0, 1), weight))
+    return heads.swapaxes(0, 1)
+
+
 def rows_at(weight: Any, index: Int[Array, " T"], dtype: DTypeLike) -> Float[Array, "T I"]:
     """Rows of a weight, plain or quantized in one way; an index beyond the ends takes the last or first."""
     if isinstance(weight, QuantizedRows):

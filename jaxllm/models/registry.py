@@ -11,6 +11,7 @@ from jaxllm.models.config import DecoderConfig
 from jaxllm.models.families import (
     bloom,
     cohere,
+    deepseek,
     ernie4_5,
     exaone4,
     falcon,
@@ -50,7 +51,8 @@ class Family:
     """What a family file provides.
 
     variants: the published models that it serves. architectures: of ``config.json``. decoder_config: its translation.
-    names: of the weights, or what gives them for a config. aliases: other names that checkpoints use.
+    names: of the weights, or what gives them for a config. aliases: other names that checkpoints use. ignored: patterns
+        of tensors that this decoder has no use for.
     """
 
     name: str
@@ -59,6 +61,7 @@ class Family:
     decoder_config: Callable[[HFConfig], DecoderConfig]
     names: Names | Callable[[DecoderConfig], Names]
     aliases: Aliases = ()
+    ignored: Callable[[DecoderConfig], tuple[str, ...]] = lambda config: ()
 
     def weight_map(self, model: Model, stored: Collection[str] = ()) -> dict[str, tuple[Piece, ...]]:
         """For each parameter, the checkpoint tensors that make it up, stacked along their first axis. stored: the names
@@ -68,7 +71,7 @@ class Family:
 
     def ignored_tensors(self, config: DecoderConfig) -> tuple[str, ...]:
         """Patterns of checkpoint tensors that hold nothing the config and the other tensors do not say."""
-        return ignored_tensors(config)
+        return (*ignored_tensors(config), *self.ignored(config))
 
 
 FAMILIES = (
@@ -107,6 +110,9 @@ FAMILIES = (
            cohere.COHERE2_NAMES),
     Family("glm", "GLM-4 of 2024", glm.GLM_ARCHITECTURES, glm.glm_config, glm.GLM_NAMES),
     Family("glm4", "GLM-4 of 2025, GLM-Z1", glm.GLM4_ARCHITECTURES, glm.glm4_config, glm.GLM4_NAMES),
+    Family("deepseek_v2", "DeepSeek V2, V2-Lite, V2.5", deepseek.V2_ARCHITECTURES, deepseek.v2_config, deepseek.names),
+    Family("deepseek_v3", "DeepSeek V3, R1, V3.1", deepseek.V3_ARCHITECTURES, deepseek.v3_config, deepseek.names,
+           ignored=deepseek.ignored),
     Family("nemotron", "Nemotron 3 and 4, Minitron", nemotron.ARCHITECTURES, nemotron.decoder_config, nemotron.NAMES),
     Family("exaone4", "EXAONE 4", exaone4.ARCHITECTURES, exaone4.decoder_config, exaone4.NAMES),
     Family("ernie4_5", "Ernie 4.5, dense", ernie4_5.ARCHITECTURES, ernie4_5.decoder_config, ernie4_5.NAMES),

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 from pallas_kernels import Int8Pool
 
 LayerCache = dict[str, Array | Int8Pool]
-"""One layer's share of the pool: ``k`` and ``v``, each ``[P, K, S, H]``."""
+"""One layer's share of the pool: ``k`` and ``v``, each ``[P, K, S, H]``; ``k`` alone where it holds latents."""
 
 
 @jax.tree_util.register_dataclass

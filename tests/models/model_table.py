@@ -58,6 +58,8 @@ def features(config: DecoderConfig) -> Iterator[str]:
     if config.sliding_window is not None:
         yield "sliding window in some layers" if config.full_layers else "sliding window"
     yield from _rope_features(config)
+    if config.latent is not None:
+        yield "latent attention" + ("" if config.latent.q_rank is None else ", queries of a low rank")
     if config.unrotated_layers:
         yield "layers without rotary embedding"
     if config.attention_bias:
@@ -105,8 +107,20 @@ _ACTIVATIONS = {"silu": "SiLU", "gelu": "GELU", "gelu_tanh": "GELU by tanh", "re
 
 
 def _expert_features(moe: MoEConfig) -> Iterator[str]:
-    scores = {"softmax": "", "sparsemixer": " by sparsemixer"}[moe.scores]
+    scores = {"softmax": "", "sigmoid": " by sigmoid", "sparsemixer": " by sparsemixer"}[moe.scores]
     yield f"experts{scores}{', weights that add up to 1' if moe.normalize else ''}"
+    if moe.correction:
+        yield "corrected choice of experts"
+    if moe.groups > 1:
+        yield "experts of some groups alone"
+    if moe.scale != 1:
+        yield "scaled weights of experts"
+    if moe.bias:
+        yield "biases of router and experts"
+    if moe.gate_limit is not None:
+        yield "clamped gates"
+    if moe.weigh_inputs:
+        yield "weighted inputs of experts"
     if moe.shared_size is not None:
         yield f"a shared expert{' with a gate' if moe.shared_gate else ''}"
     if moe.dense_layers:
@@ -123,7 +137,7 @@ def _rope_features(config: DecoderConfig) -> Iterator[str]:
         return
     if rope.kind != "default":
         yield f"{rope.kind} rope"
-    if rope.rotary_dim is not None:
+    if rope.rotary_dim is not None and config.latent is None:
         yield "rotary embedding of a part of each head"
     if rope.interleaved:
         yield "interleaved rotary embedding"

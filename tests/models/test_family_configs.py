@@ -53,6 +53,38 @@ def test_stablelms_first_configs_have_other_words():
     assert (config.rope.rotary_dim, config.norm_eps) == (8, 1e-4)
 
 
+V3 = {"hidden_size": 7168, "num_attention_heads": 128, "num_key_value_heads": 128, "num_hidden_layers": 61,
+      "first_k_dense_replace": 3, "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128,
+      "qk_rope_head_dim": 64, "v_head_dim": 128, "moe_intermediate_size": 2048, "n_routed_experts": 256,
+      "n_shared_experts": 1, "num_experts_per_tok": 8, "n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5,
+      "scoring_func": "sigmoid", "topk_method": "noaux_tc", "norm_topk_prob": True, "moe_layer_freq": 1,
+      "rope_scaling": {"type": "yarn", "factor": 40, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0,
+                       "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096}}
+V2_LITE = {"num_attention_heads": 16, "num_key_value_heads": 16, "num_hidden_layers": 27, "first_k_dense_replace": 1,
+           "kv_lora_rank": 512, "q_lora_rank": None, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+           "v_head_dim": 128, "moe_intermediate_size": 1408, "n_routed_experts": 64, "n_shared_experts": 2,
+           "num_experts_per_tok": 6, "n_group": 1, "topk_group": 1, "topk_method": "greedy", "norm_topk_prob": False,
+           "scoring_func": "softmax", "moe_layer_freq": 1}
+
+
+def test_deepseek_v3s_config_is_what_it_was_published_as():
+    config = _config("DeepseekV3ForCausalLM", **V3)
+    assert (config.latent.q_rank, config.latent.cached_dim, config.num_kv_heads, config.head_dim) == (1536, 576, 1, 576)
+    assert config.attention_scale == pytest.approx(192**-0.5 * (0.1 * np.log(40) + 1) ** 2)
+    assert (config.rope.kind, config.rope.attention_factor, config.rope.rotary_dim) == ("yarn", 1.0, 64)
+    moe = config.moe
+    assert (moe.dense_layers, moe.shared_size, moe.scale, moe.scores) == ((0, 1, 2), 2048, 2.5, "sigmoid")
+    assert (moe.groups, moe.taken_groups, moe.group_score, moe.correction, moe.normalize) == (
+        8, 4, "two largest", True, True)
+
+
+def test_deepseek_v2_lite_has_queries_of_full_rank_and_no_groups():
+    config = _config("DeepseekV2ForCausalLM", **V2_LITE)
+    assert (config.latent.q_rank, config.attention_scale) == (None, 192**-0.5)
+    assert (config.moe.groups, config.moe.scores, config.moe.shared_size) == (1, "softmax", 2816)
+    assert _config("DeepseekV2ForCausalLM", **V2_LITE | {"first_k_dense_replace": 27}).moe is None
+
+
 @pytest.mark.parametrize(("pattern", "full"), [("LLLG", (3, 7)), (3, (2, 5))])
 def test_exaone4s_full_layers_are_unrotated(pattern, full):
     config = _config("Exaone4ForCausalLM", sliding_window=16, sliding_window_pattern=pattern)
@@ -122,6 +154,16 @@ def test_a_checkpoint_may_use_another_of_a_tensors_names(architecture, stored, m
     ("MptForCausalLM", {"d_model": 64, "n_layers": 1, "n_heads": 4, "attn_config": {"clip_qkv": -1}}, "qkv_clip"),
     ("HunYuanDenseV1ForCausalLM", {"rope_scaling": {"type": "dynamic", "factor": 1, "alpha": -1}}, "alpha"),
     ("Qwen2ForCausalLM", {"use_sliding_window": True, "sliding_window": 0}, "sliding_window"),
+    ("DeepseekV2ForCausalLM", V2_LITE | {"norm_topk_prob": True}, "norm_topk_prob"),
+    ("DeepseekV2ForCausalLM", V2_LITE | {"topk_method": "noaux_tc"}, "topk_method"),
+    ("DeepseekV2ForCausalLM", V2_LITE | {"kv_lora_rank": 0}, "kv_lora_rank"),
+    ("DeepseekV2ForCausalLM", V2_LITE | {"qk_rope_head_dim": 63}, "rotates 63 dimensions"),
+    ("DeepseekV3ForCausalLM", V3 | {"topk_group": 9}, "9 groups of 8"),
+    ("DeepseekV3ForCausalLM", V3 | {"n_group": 7}, "7 groups of 256"),
+    ("DeepseekV3ForCausalLM", V3 | {"first_k_dense_replace": -1}, "first_k_dense_replace"),
+    ("DeepseekV3ForCausalLM", V3 | {"scoring_func": "softmax"}, "scoring_func"),
+    ("DeepseekV3ForCausalLM", V3 | {"routed_scaling_factor": 0}, "scale of its experts"),
+    ("DeepseekV3ForCausalLM", V3 | {"moe_layer_freq": 2}, "moe_layer_freq"),
 ])
 def test_values_that_cannot_be_honoured_are_refused_by_name(architecture, changes, name):
     with pytest.raises(UnsupportedModelError, match=name):

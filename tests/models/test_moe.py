@@ -25,8 +25,8 @@ ROUTED = [name for name in NAMES if routes(name)]
 def test_tokens_take_the_experts_that_they_take_in_transformers(name, monkeypatch):
     taken = []
 
-    def recorded(logits, config):
-        weights, experts = route(logits, config)
+    def recorded(*arguments):
+        weights, experts = route(*arguments)
         jax.debug.callback(lambda experts: taken.append(np.sort(experts, -1)), experts, ordered=True)
         return weights, experts
 
@@ -158,3 +158,43 @@ def test_no_token_is_dropped_and_each_gets_its_experts(crowded, shared):
     np.testing.assert_allclose(found[valid], wanted[valid], rtol=0, atol=1e-5 * np.abs(wanted).max())
     if not shared:
         assert not found[~valid].any()
+
+
+def _chosen(logits, config, correction):
+    """Experts and weights of one token, the plain way: groups by their scores, then experts of those by theirs."""
+    scores = 1 / (1 + np.exp(-logits))
+    choice = scores + correction
+    size = len(logits) // config.groups
+    counted = 1 if config.group_score == "largest" else 2
+    value = [sum(sorted(choice[group * size:][:size])[-counted:]) for group in range(config.groups)]
+    groups = sorted(range(config.groups), key=lambda group: -value[group])[:config.taken_groups]
+    experts = sorted((expert for group in groups for expert in range(group * size, (group + 1) * size)),
+                     key=lambda expert: -choice[expert])[:config.experts_per_token]
+    weights = scores[experts]
+    return experts, config.scale * (weights / weights.sum() if config.normalize else weights)
+
+
+@pytest.mark.parametrize("changes", [
+    {}, {"normalize": True, "scale": 2.5}, {"groups": 4, "taken_groups": 2, "group_score": "two largest"},
+    {"groups": 6, "taken_groups": 3}])
+def test_a_correction_and_groups_change_the_choice_and_not_the_weights(changes):
+    config = MoEConfig(12, 3, 8, scores="sigmoid", correction=True, **changes)
+    generator = np.random.default_rng(0)
+    logits = generator.normal(size=(40, 12)).astype(np.float32)
+    correction = (generator.normal(size=12) * 0.3).astype(np.float32)
+    weights, experts = jax.jit(route, static_argnums=1)(logits, config, correction)
+    for row in range(40):
+        expected_experts, expected_weights = _chosen(logits[row], config, correction)
+        assert experts[row].tolist() == expected_experts
+        np.testing.assert_allclose(weights[row], expected_weights, rtol=1e-5)
+
+
+def test_a_token_s_corrected_route_has_the_same_bits_in_any_company():
+    config = MoEConfig(12, 3, 8, scores="sigmoid", correction=True, normalize=True, scale=2.5, groups=4, taken_groups=2,
+                       group_score="two largest")
+    logits, correction = _logits(128, 12), np.linspace(-0.2, 0.2, 12, dtype=np.float32)
+    routed = jax.jit(route, static_argnums=1)
+    whole = routed(logits, config, correction)
+    for rows in (8, 32, 64):
+        for part, of_all in zip(routed(logits[:rows], config, correction), whole, strict=True):
+            np.testing.assert_array_equal(part, of_all[:rows])

@@ -25,7 +25,8 @@ class Stored:
 
 Names = Mapping[str, tuple[str | Stored, ...]]
 """For each module of the decoder, the modules of a checkpoint that make it up, stacked along their first axis; ``{}``
-stands for the layer's number in both. Modules that a model does not have are left out of account."""
+stands for the layer's number in both. Modules that a model does not have are left out of account. A parameter can have
+an entry of its own, "layers.{}.mlp.router.correction", with the whole names of tensors."""
 
 LLAMA_NAMES: Names = {
     "embedding": ("model.embed_tokens",),
@@ -77,15 +78,17 @@ def weight_map(names: Names, config: DecoderConfig, specs: Mapping[str, ParamSpe
         if module.startswith("layers."):
             _, layer, rest = module.split(".", 2)
             module = f"layers.{{}}.{rest}"
-        found[path] = tuple(_piece(stored, layer, leaf, config) for stored in names[module])
+        whole = f"{module}.{leaf}"
+        found[path] = tuple(_piece(stored, layer, "", config) for stored in names[whole]) if whole in names else tuple(
+            _piece(stored, layer, f".{leaf}", config) for stored in names[module])
     return found
 
 
 def _piece(stored: str | Stored, layer: str, leaf: str, config: DecoderConfig) -> Piece:
     if isinstance(stored, str):
-        return Piece(f"{stored.format(layer)}.{leaf}")
+        return Piece(f"{stored.format(layer)}{leaf}")
     read = stored.read
-    return Piece(f"{stored.name.format(layer)}.{leaf}", lambda tensor: read(tensor, config))
+    return Piece(f"{stored.name.format(layer)}{leaf}", lambda tensor: read(tensor, config))
 
 
 def transposed(tensor: np.ndarray, config: DecoderConfig) -> np.ndarray:
