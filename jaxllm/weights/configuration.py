@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from jaxllm.weights.compressed_tensors import CompressedTensorsSource, is_compressed, plain_config
+from jaxllm.weights.mxfp4 import is_mxfp4
+from jaxllm.weights.mxfp4 import plain_config as without_mxfp4
 from jaxllm.weights.safetensors import read_json
 from jaxllm.weights.source import ModelSource
 
@@ -24,6 +26,8 @@ class ConfigSource(ModelSource):
         if is_compressed(self.config):
             self.config = plain_config(self.config, path / "config.json")
             self.quantization = CompressedTensorsSource.quantization
+        elif is_mxfp4(self.config):
+            self.config = without_mxfp4(self.config)
         generation = path / "generation_config.json"
         self.generation_config = read_json(generation) if generation.exists() else {}
         self.tensors = {}
