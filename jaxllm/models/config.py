@@ -65,6 +65,7 @@ class DecoderConfig:
         see everything nevertheless.
     attention_scale: factor of the scores; ``None`` is ``head_dim ** -0.5``. attention_soft_cap, logit_soft_cap: ``cap *
         tanh(x / cap)`` of the scores, of the logits.
+    attention_sinks: whether each head has a score of its own that takes part in the softmax and has no value.
     qkv_clip: the largest magnitude of queries, keys and values.
     qk_norm: a norm of queries and of keys, over each "head" with the same weights, over each of the "heads" with
         weights of its own, or over "all" of them at once; before the rotary embedding, or with
@@ -113,6 +114,7 @@ class DecoderConfig:
     attention_scale: float | None = None
     attention_soft_cap: float | None = None
     logit_soft_cap: float | None = None
+    attention_sinks: bool = False
     qkv_clip: float | None = None
     qk_norm: Literal["none", "head", "heads", "all"] = "none"
     qk_norm_after_rope: bool = False
@@ -171,8 +173,9 @@ class DecoderConfig:
         for name in ("sliding_window", "attention_soft_cap", "qkv_clip", "alibi_slopes"):
             if getattr(self, name) is not None:
                 raise UnsupportedModelError(f"latent attention has no {name}={getattr(self, name)!r}")
-        if self.qk_norm != "none":
-            raise UnsupportedModelError(f"latent attention has no qk_norm={self.qk_norm!r}")
+        if self.qk_norm != "none" or self.attention_sinks:
+            raise UnsupportedModelError(f"latent attention has no qk_norm={self.qk_norm!r} and no attention_sinks="
+                                        f"{self.attention_sinks}")
         if self.attention_scale is None or self.rope is None or self.rope.rotary_dim != latent.rope_dim:
             raise UnsupportedModelError(f"latent attention needs an attention_scale, and a rope that rotates "
                                         f"{latent.rope_dim} dimensions")

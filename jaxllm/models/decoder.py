@@ -13,7 +13,7 @@ from jaxtyping import Array, DTypeLike, Float
 
 from jaxllm.models.config import DecoderConfig
 from jaxllm.models.latent_attention import LatentAttention
-from jaxllm.models.layers import Embedding, LayerNorm, Linear, Norm, RMSNorm
+from jaxllm.models.layers import Embedding, LayerNorm, Linear, Norm, RMSNorm, parameter
 from jaxllm.models.mlp import GatedMLP, PlainMLP
 from jaxllm.models.moe import MoE
 from jaxllm.models.rope_tables import in_halves, turns_halves
@@ -34,6 +34,7 @@ class Attention(nnx.Module):
         self.scale = size**-0.5 if config.attention_scale is None else config.attention_scale
         self.soft_cap = config.attention_soft_cap
         self.slopes = config.alibi_slopes
+        self.sinks = parameter((heads,), dtype, ("heads",)) if config.attention_sinks else None
         self.clip = config.qkv_clip
         self.qkv = Linear(config.hidden_size, (heads + 2 * kv_heads) * size, ("heads", "embed"), dtype,
                           bias=config.attention_bias)
@@ -62,8 +63,9 @@ class Attention(nnx.Module):
             qkv = self._change(qkv, lambda q, k: (in_halves(q, self.rope), in_halves(k, self.rope)))
         k_pool, v_pool, q = rope_kv_write(cache["k"], cache["v"], qkv, cos, sin, step.slots)
         slopes = None if self.slopes is None else jnp.asarray(self.slopes, jnp.float32)
+        sinks = None if self.sinks is None else self.sinks[...].astype(jnp.float32)
         attended = paged_attention(q, k_pool, v_pool, step.attention, scale=self.scale, window=self.window,
-                                   soft_cap=self.soft_cap, alibi_slopes=slopes)
+                                   soft_cap=self.soft_cap, sinks=sinks, alibi_slopes=slopes)
         return self.out(attended.reshape(x.shape[0], heads * size)), {"k": k_pool, "v": v_pool}
 
     def _change(self, qkv: Float[Array, "T NKK H"], function: Callable[[Array, Array], tuple[Array, Array]]

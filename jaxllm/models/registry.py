@@ -19,6 +19,7 @@ from jaxllm.models.families import (
     glm,
     gpt2,
     gpt_neox,
+    gpt_oss,
     gptj,
     granite,
     hunyuan,
@@ -102,6 +103,7 @@ FAMILIES = (
     Family("starcoder2", "StarCoder 2", starcoder2.ARCHITECTURES, starcoder2.decoder_config, starcoder2.NAMES),
     Family("gpt_neox", "GPT-NeoX, Pythia", gpt_neox.ARCHITECTURES, gpt_neox.decoder_config, gpt_neox.NAMES,
            gpt_neox.ALIASES),
+    Family("gpt_oss", "gpt-oss-20b, gpt-oss-120b", gpt_oss.ARCHITECTURES, gpt_oss.decoder_config, gpt_oss.NAMES),
     Family("gptj", "GPT-J", gptj.ARCHITECTURES, gptj.decoder_config, gptj.NAMES),
     Family("gpt2", "GPT-2, DistilGPT-2", gpt2.ARCHITECTURES, gpt2.decoder_config, gpt2.NAMES, gpt2.ALIASES),
     Family("cohere", "Command R, Command R+, Aya 23 and Expanse", cohere.COHERE_ARCHITECTURES, cohere.cohere_config,
@@ -156,5 +158,5 @@ def _refuse_quantized(hf_config: HFConfig) -> None:
     if quantization:
         method = quantization.get("quant_method", "?") if isinstance(quantization, Mapping) else quantization
         raise UnsupportedModelError(f"the model's config says that it is quantized (quant_method={method!r}), which is "
-                                    "not supported: compressed-tensors' int8 of weights is, and .gguf files are. Give "
-                                    "the checkpoint that it was made from")
+                                    "not supported: compressed-tensors' int8 of weights, mxfp4 and .gguf files are. "
+                                    "Give the checkpoint that it was made from")

@@ -6,13 +6,14 @@ Families and their variants are the registry's; features are what the translatio
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from jaxllm.models.config import DecoderConfig, MoEConfig
+from jaxllm.models.families.common import HFConfig
 from jaxllm.models.registry import FAMILIES, Family, family_of
+from jaxllm.weights import resolve
 from jaxllm.weights.names import ARCHITECTURES
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -42,8 +43,8 @@ def _features_of(family: Family) -> list[str]:
     return list(dict.fromkeys(feature for config in configs for feature in features(config)))
 
 
-def _fixtures(family: Family) -> dict[str, dict[str, object]]:
-    found = {path.parent.name: json.loads(path.read_text()) for path in sorted(FIXTURES.glob("*/config.json"))}
+def _fixtures(family: Family) -> dict[str, HFConfig]:
+    found = {path.parent.name: resolve(path.parent).config for path in sorted(FIXTURES.glob("*/config.json"))}
     return {name: config for name, config in found.items() if family_of(config) is family}
 
 
@@ -58,6 +59,8 @@ def features(config: DecoderConfig) -> Iterator[str]:
     if config.sliding_window is not None:
         yield "sliding window in some layers" if config.full_layers else "sliding window"
     yield from _rope_features(config)
+    if config.attention_sinks:
+        yield "attention sinks"
     if config.latent is not None:
         yield "latent attention" + ("" if config.latent.q_rank is None else ", queries of a low rank")
     if config.unrotated_layers:

@@ -85,6 +85,19 @@ def test_deepseek_v2_lite_has_queries_of_full_rank_and_no_groups():
     assert _config("DeepseekV2ForCausalLM", **V2_LITE | {"first_k_dense_replace": 27}).moe is None
 
 
+def test_gpt_oss_has_the_rope_and_the_windows_of_its_class_where_the_config_says_nothing():
+    config = _config("GptOssForCausalLM", num_attention_heads=64, num_hidden_layers=4)
+    assert (config.rope.kind, config.rope.theta, config.rope.factor, config.rope.truncate) == (
+        "yarn", 150_000.0, 32.0, False)
+    assert config.rope.attention_factor == pytest.approx(0.1 * np.log(32) + 1)
+    assert (config.sliding_window, config.full_layers, config.head_dim, config.attention_bias) == (
+        128, (1, 3), 64, True)
+    assert (config.moe.num_experts, config.moe.experts_per_token, config.moe.gate_limit, config.moe.gate_slope) == (
+        128, 4, 7.0, 1.702)
+    listed = _config("GptOssForCausalLM", num_key_value_heads=4, layer_types=["full_attention"] * 8)
+    assert listed.full_layers == tuple(range(8))
+
+
 @pytest.mark.parametrize(("pattern", "full"), [("LLLG", (3, 7)), (3, (2, 5))])
 def test_exaone4s_full_layers_are_unrotated(pattern, full):
     config = _config("Exaone4ForCausalLM", sliding_window=16, sliding_window_pattern=pattern)
@@ -154,6 +167,8 @@ def test_a_checkpoint_may_use_another_of_a_tensors_names(architecture, stored, m
     ("MptForCausalLM", {"d_model": 64, "n_layers": 1, "n_heads": 4, "attn_config": {"clip_qkv": -1}}, "qkv_clip"),
     ("HunYuanDenseV1ForCausalLM", {"rope_scaling": {"type": "dynamic", "factor": 1, "alpha": -1}}, "alpha"),
     ("Qwen2ForCausalLM", {"use_sliding_window": True, "sliding_window": 0}, "sliding_window"),
+    ("GptOssForCausalLM", {"num_key_value_heads": 4, "swiglu_limit": 0}, "limit of its experts"),
+    ("GptOssForCausalLM", {"num_key_value_heads": 4, "hidden_act": "gelu"}, "hidden_act"),
     ("DeepseekV2ForCausalLM", V2_LITE | {"norm_topk_prob": True}, "norm_topk_prob"),
     ("DeepseekV2ForCausalLM", V2_LITE | {"topk_method": "noaux_tc"}, "topk_method"),
     ("DeepseekV2ForCausalLM", V2_LITE | {"kv_lora_rank": 0}, "kv_lora_rank"),
