@@ -66,19 +66,22 @@ def ignored(config: DecoderConfig) -> tuple[str, ...]:
 
 def v2_config(hf: HFConfig) -> DecoderConfig:
     """The ``DecoderConfig`` that a ``config.json`` of DeepSeek V2 means."""
-    refuse(hf, "mlp_bias", False)
+    hf = {"moe_intermediate_size": 1407, "n_routed_experts": 64, "n_shared_experts": 2, **hf}
     refuse(hf, "scoring_func", "softmax")
     refuse(hf, "norm_topk_prob", False)
     refuse(hf, "topk_method", "greedy", "group_limited_greedy")
     groups = {} if hf.get("topk_method", "greedy") == "greedy" else _groups(hf)
-    return DecoderConfig(family="deepseek_v2", **_fields(hf, interleaved=True), moe=_experts(hf, **groups))
+    return DecoderConfig(family="deepseek_v2", **_fields(hf, interleaved=True), mlp_bias=flag(hf, "mlp_bias", False),
+                         moe=_experts(hf, **groups))
 
 
 def v3_config(hf: HFConfig) -> DecoderConfig:
     """That of V3, R1 and V3.1."""
     refuse(hf, "scoring_func", "sigmoid")
     refuse(hf, "topk_method", "noaux_tc")
-    hf = {"routed_scaling_factor": 2.5, "n_group": 8, "topk_group": 4, **hf}
+    hf = {"moe_intermediate_size": 2048, "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8,
+          "routed_scaling_factor": 2.5, "n_group": 8, "topk_group": 4, "first_k_dense_replace": 3,
+          "max_position_embeddings": 4096, **hf}
     moe = _experts(hf, **_groups(hf), scores="sigmoid", correction=True, normalize=flag(hf, "norm_topk_prob", True),
                    group_score="two largest")
     return DecoderConfig(family="deepseek_v3", **_fields(hf, interleaved=flag(hf, "rope_interleave", True)), moe=moe)
@@ -106,6 +109,8 @@ def _experts(hf: HFConfig, **fields: Any) -> MoEConfig | None:
 
 def _fields(hf: HFConfig, *, interleaved: bool) -> dict[str, Any]:
     require_activation(hf, "hidden_act", "silu")
+    hf = {"kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+          **hf}
     bias = flag(hf, "attention_bias", False)
     q_rank = None if hf.get("q_lora_rank") is None else size(hf, "q_lora_rank")
     latent = LatentConfig(size(hf, "kv_lora_rank"), q_rank, size(hf, "qk_nope_head_dim"), size(hf, "qk_rope_head_dim"),
