@@ -63,12 +63,17 @@ class DecoderConfig:
         ``position_offset`` of their table. embedding_norm: whether the sum is normalized.
     sliding_window: keys a query sees, itself included; ``None`` is full causal attention. full_layers: the layers that
         see everything nevertheless.
+    attention_chunk: positions are cut into chunks of so many, and a query sees the keys of its own; but for
+        ``full_layers``.
+    attention_temperature: in layers without rotary embedding a query at position p is multiplied by ``1 +
+        attention_temperature * log(1 + floor((p + 1) / temperature_interval))``.
     attention_scale: factor of the scores; ``None`` is ``head_dim ** -0.5``. attention_soft_cap, logit_soft_cap: ``cap *
         tanh(x / cap)`` of the scores, of the logits.
     attention_sinks: whether each head has a score of its own that takes part in the softmax and has no value.
     qkv_clip: the largest magnitude of queries, keys and values.
     qk_norm: a norm of queries and of keys, over each "head" with the same weights, over each of the "heads" with
-        weights of its own, or over "all" of them at once; before the rotary embedding, or with
+        weights of its own, over "all" of them at once, or over each head without weights in layers with a rotary
+        embedding ("unit"); before the rotary embedding, or with
         ``qk_norm_after_rope`` after it.
     latent: of latent attention, which is computed as attention of all heads to one that has the latents as keys and
         values: ``num_kv_heads`` is 1 and ``head_dim`` what is cached per token.
@@ -111,12 +116,15 @@ class DecoderConfig:
     head_bias: bool = False
     sliding_window: int | None = None
     full_layers: tuple[int, ...] = ()
+    attention_chunk: int | None = None
+    attention_temperature: float | None = None
+    temperature_interval: int = 8192
     attention_scale: float | None = None
     attention_soft_cap: float | None = None
     logit_soft_cap: float | None = None
     attention_sinks: bool = False
     qkv_clip: float | None = None
-    qk_norm: Literal["none", "head", "heads", "all"] = "none"
+    qk_norm: Literal["none", "head", "heads", "all", "unit"] = "none"
     qk_norm_after_rope: bool = False
     latent: LatentConfig | None = None
     pre_norms: bool = True
@@ -137,18 +145,22 @@ class DecoderConfig:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise UnsupportedModelError(f"the model's config has {name}={value!r}; a positive integer is needed")
-        window = self.sliding_window
-        if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
-            raise UnsupportedModelError(f"the model's config has sliding_window={window!r}; a positive integer or null "
-                                        "is needed")
+        for name in ("sliding_window", "attention_chunk", "temperature_interval"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise UnsupportedModelError(f"the model's config has {name}={value!r}; a positive integer or null is "
+                                            "needed")
+        if self.attention_chunk is not None and self.sliding_window is not None:
+            raise UnsupportedModelError(f"the model's config has sliding_window={self.sliding_window} and "
+                                        f"attention_chunk={self.attention_chunk}; one of them is supported")
         if self.norm_eps != 0:
             require_positive("norm_eps", self.norm_eps)
         activations = tuple(ACTIVATIONS if self.gated_mlp else get_args(PlainActivation))
         if self.activation not in activations:
             raise UnsupportedModelError(f"the model's config has the activation {self.activation!r}; supported: "
                                         + ", ".join(activations))
-        for name in ("attention_scale", "attention_soft_cap", "logit_soft_cap", "embedding_scale", "residual_scale",
-                     "logit_scale", "qkv_clip"):
+        for name in ("attention_scale", "attention_temperature", "attention_soft_cap", "logit_soft_cap",
+                     "embedding_scale", "residual_scale", "logit_scale", "qkv_clip"):
             if getattr(self, name) is not None:
                 require_positive(name, getattr(self, name))
         if self.num_heads % self.num_kv_heads:
@@ -170,7 +182,7 @@ class DecoderConfig:
         if (self.num_kv_heads, self.head_dim) != (1, latent.cached_dim):
             raise UnsupportedModelError(f"latent attention has num_kv_heads=1 and head_dim={latent.cached_dim}, not "
                                         f"{self.num_kv_heads} and {self.head_dim}")
-        for name in ("sliding_window", "attention_soft_cap", "qkv_clip", "alibi_slopes"):
+        for name in ("sliding_window", "attention_chunk", "attention_soft_cap", "qkv_clip", "alibi_slopes"):
             if getattr(self, name) is not None:
                 raise UnsupportedModelError(f"latent attention has no {name}={getattr(self, name)!r}")
         if self.qk_norm != "none" or self.attention_sinks:
@@ -183,6 +195,10 @@ class DecoderConfig:
     def window_of(self, layer: int) -> int | None:
         """How many keys a query of this layer sees; ``None`` if all before it."""
         return None if layer in self.full_layers else self.sliding_window
+
+    def chunk_of(self, layer: int) -> int | None:
+        """How large the chunks are that a query of this layer sees one of; ``None`` if it sees all."""
+        return None if layer in self.full_layers else self.attention_chunk
 
     @property
     def ropes(self) -> tuple[RopeConfig | None, ...]:

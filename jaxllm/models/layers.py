@@ -60,6 +60,17 @@ class RMSNorm(nnx.Module):
         return rms_norm(x, weight if weight.shape == (size,) else weight.reshape(-1, size), self.epsilon, self.offset)
 
 
+class UnitNorm(nnx.Module):
+    """Root-mean-square normalization over the last axis, without weights."""
+
+    def __init__(self, epsilon: float) -> None:
+        self.epsilon = epsilon
+
+    @jax.named_scope("norm")
+    def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
+        return rms_norm(x, jnp.ones(x.shape[-1], x.dtype), self.epsilon)
+
+
 class LayerNorm(nnx.Module):
     """Layer normalization (Ba et al. 2016) over the last axis, in float32, summed in a fixed order.
 

@@ -45,7 +45,7 @@ class DecoderModules:
                      attention: Any) -> StepContext:
         """What the layers of a step share."""
         rotary = tuple(rope_tables(positions, rope, self.config.head_dim) for rope in self.config.ropes)
-        return StepContext(rotary, slots, valid, attention)
+        return StepContext(rotary, slots, positions, valid, attention)
 
     def run_layers(self, layers: slice, params: Sequence[Params], x: Float[Array, "T D"], step: StepContext,
                    cache: Sequence[LayerCache]) -> tuple[Float[Array, "T D"], list[LayerCache]]:

@@ -24,6 +24,7 @@ from jaxllm.models.families import (
     granite,
     hunyuan,
     llama,
+    llama4,
     mistral,
     mixtral,
     mpt,
@@ -77,6 +78,8 @@ class Family:
 
 FAMILIES = (
     Family("llama", "Llama 1 to 3.3, SmolLM2, TinyLlama", llama.ARCHITECTURES, llama.decoder_config, llama.NAMES),
+    Family("llama4", "Llama 4 Scout and Maverick, text alone", llama4.ARCHITECTURES, llama4.decoder_config,
+           llama4.NAMES),
     Family("mistral", "Mistral 7B, Nemo, Small 3", mistral.ARCHITECTURES, mistral.decoder_config, mistral.NAMES),
     Family("mixtral", "Mixtral 8x7B and 8x22B", mixtral.ARCHITECTURES, mixtral.decoder_config, mixtral.names),
     Family("qwen2", "Qwen 2 and 2.5", qwen.QWEN2_ARCHITECTURES, qwen.qwen2_config, qwen.QWEN2_NAMES),

@@ -22,11 +22,12 @@ class StepContext:
     """What all layers of one step share.
 
     rotary: cosines and sines of the step's positions, for each of ``DecoderConfig.ropes``. slots: where each token's
-    keys and values go. valid: which tokens there are; the others fill up the step. attention: the kernels' metadata
-    (block tables, query ranges, lengths).
+    keys and values go. positions: where each token is in its sequence. valid: which tokens there are; the others fill
+    up the step. attention: the kernels' metadata (block tables, query ranges, lengths).
     """
 
     rotary: tuple[tuple[Float[Array, "T half"], Float[Array, "T half"]], ...]
     slots: Int[Array, " T"]
+    positions: Int[Array, " T"]
     valid: Bool[Array, " T"]
     attention: Any

@@ -82,6 +82,21 @@ def test_linear_biases_are_left_to_xla_by_native_kernels():
         pc.attend(case, "cpu", alibi_slopes=slopes)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", pytest.param("int8", marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("options", [{"chunk": 100}, {"chunk": 5, "soft_cap": 5.0, "with_sinks": True}], ids=str)
+def test_chunks_of_positions_equal_the_oracle(options, dtype):
+    check("xla", pc.Shape(9, 3, dtype=dtype), *MIXED, **options)
+
+
+@needs_native
+def test_chunks_are_left_to_xla_by_native_kernels():
+    case = pc.build(np.random.default_rng(0), pc.Shape(9, 3), [1, 5], [7, 5], 8)
+    for found, wanted in zip(*(pc.attend(case, name, chunk=3) for name in (None, "xla")), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+    with pytest.raises(ValueError, match="chunk"):
+        pc.attend(case, "cpu", chunk=3)
+
+
 HEADS = [(9, 3, 64), (4, 4, 64), (8, 1, 80), (4, 2, 96), (4, 1, 128), (1, 1, 64)]
 
 

@@ -59,6 +59,10 @@ def features(config: DecoderConfig) -> Iterator[str]:
     if config.sliding_window is not None:
         yield "sliding window in some layers" if config.full_layers else "sliding window"
     yield from _rope_features(config)
+    if config.attention_chunk is not None:
+        yield "attention in chunks"
+    if config.attention_temperature is not None:
+        yield "temperature by position"
     if config.attention_sinks:
         yield "attention sinks"
     if config.latent is not None:
@@ -76,7 +80,8 @@ def features(config: DecoderConfig) -> Iterator[str]:
     if config.embedding_norm:
         yield "normalized embedding"
     if config.qk_norm != "none":
-        over = {"head": "", "heads": " of each head's own", "all": " over all heads"}[config.qk_norm]
+        over = {"head": "", "heads": " of each head's own", "unit": " without weights",
+                "all": " over all heads"}[config.qk_norm]
         yield f"norms of q and k{over}{' after the rotary embedding' if config.qk_norm_after_rope else ''}"
     if config.qkv_clip is not None:
         yield "clipped q, k, v"

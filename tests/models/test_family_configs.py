@@ -98,6 +98,18 @@ def test_gpt_oss_has_the_rope_and_the_windows_of_its_class_where_the_config_says
     assert listed.full_layers == tuple(range(8))
 
 
+def test_llama4_has_chunks_where_it_has_a_rotary_embedding_and_experts_in_every_so_manieth_layer():
+    config = _config("Llama4ForCausalLM", num_key_value_heads=4, interleave_moe_layer_step=2)
+    assert (config.unrotated_layers, config.full_layers, config.attention_chunk) == ((3, 7), (3, 7), 8192)
+    assert [config.chunk_of(layer) for layer in (2, 3)] == [8192, None]
+    assert (config.attention_temperature, config.temperature_interval, config.qk_norm) == (0.1, 8192, "unit")
+    assert (config.moe.dense_layers, config.moe.weigh_inputs, config.moe.scores) == ((0, 2, 4, 6), True, "sigmoid")
+    assert (config.intermediate_size, config.moe.expert_size, config.moe.shared_size) == (16_384, 96, 96)
+    plain = _config("Llama4ForCausalLM", num_key_value_heads=4, attention_chunk_size=None, moe_layers=[],
+                    attn_temperature_tuning=False, use_qk_norm=False)
+    assert (plain.attention_chunk, plain.moe, plain.attention_temperature, plain.qk_norm) == (None, None, None, "none")
+
+
 @pytest.mark.parametrize(("pattern", "full"), [("LLLG", (3, 7)), (3, (2, 5))])
 def test_exaone4s_full_layers_are_unrotated(pattern, full):
     config = _config("Exaone4ForCausalLM", sliding_window=16, sliding_window_pattern=pattern)
@@ -167,6 +179,9 @@ def test_a_checkpoint_may_use_another_of_a_tensors_names(architecture, stored, m
     ("MptForCausalLM", {"d_model": 64, "n_layers": 1, "n_heads": 4, "attn_config": {"clip_qkv": -1}}, "qkv_clip"),
     ("HunYuanDenseV1ForCausalLM", {"rope_scaling": {"type": "dynamic", "factor": 1, "alpha": -1}}, "alpha"),
     ("Qwen2ForCausalLM", {"use_sliding_window": True, "sliding_window": 0}, "sliding_window"),
+    ("Llama4ForCausalLM", {"num_key_value_heads": 4, "layer_types": ["full_attention"] * 8}, "layer_types"),
+    ("Llama4ForCausalLM", {"num_key_value_heads": 4, "moe_layers": [8]}, "moe_layers"),
+    ("Llama4ForCausalLM", {"num_key_value_heads": 4, "attention_chunk_size": 0}, "attention_chunk=0"),
     ("GptOssForCausalLM", {"num_key_value_heads": 4, "swiglu_limit": 0}, "limit of its experts"),
     ("GptOssForCausalLM", {"num_key_value_heads": 4, "hidden_act": "gelu"}, "hidden_act"),
     ("DeepseekV2ForCausalLM", V2_LITE | {"norm_topk_prob": True}, "norm_topk_prob"),
