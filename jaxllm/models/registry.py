@@ -161,5 +161,6 @@ def _refuse_quantized(hf_config: HFConfig) -> None:
     if quantization:
         method = quantization.get("quant_method", "?") if isinstance(quantization, Mapping) else quantization
         raise UnsupportedModelError(f"the model's config says that it is quantized (quant_method={method!r}), which is "
-                                    "not supported: compressed-tensors' int8 of weights, mxfp4 and .gguf files are. "
+                                    "not supported: compressed-tensors' int8 of weights, fp8 in blocks, mxfp4 and "
+                                    ".gguf files are. "
                                     "Give the checkpoint that it was made from")

@@ -9,6 +9,7 @@ from pathlib import Path
 from jaxllm.errors import CheckpointError, ModelNotFoundError, ParameterError
 from jaxllm.weights.compressed_tensors import CompressedTensorsSource, is_compressed
 from jaxllm.weights.configuration import ConfigSource
+from jaxllm.weights.fp8 import Fp8Source, is_fp8
 from jaxllm.weights.gguf import GGUFSource
 from jaxllm.weights.hub import download, download_configuration
 from jaxllm.weights.mxfp4 import Mxfp4Source, is_mxfp4
@@ -89,6 +90,8 @@ def _kind_of(folder: Path) -> type[SafetensorsSource]:
     config = read_json(folder / "config.json") if (folder / "config.json").exists() else {}
     if is_compressed(config):
         return CompressedTensorsSource
+    if is_fp8(config):
+        return Fp8Source
     return Mxfp4Source if is_mxfp4(config) else SafetensorsSource
 
 
