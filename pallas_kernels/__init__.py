@@ -26,7 +26,7 @@ from pallas_kernels.paged_attention import (
     paged_attention_metadata,
     positions_and_rows,
 )
-from pallas_kernels.quantized import dequantize, quantized_gated_matmul, quantized_matmul
+from pallas_kernels.quantized import dequantize, quantized_gated_matmul, quantized_grouped_matmul, quantized_matmul
 from pallas_kernels.registry import explain, implementations, operations
 from pallas_kernels.rms_norm import rms_norm
 from pallas_kernels.rope_kv_write import rope_kv_write
@@ -49,6 +49,7 @@ __all__ = [
     "paged_attention_metadata",
     "positions_and_rows",
     "quantized_gated_matmul",
+    "quantized_grouped_matmul",
     "quantized_matmul",
     "rms_norm",
     "rope_kv_write",

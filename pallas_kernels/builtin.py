@@ -24,8 +24,9 @@ def register_all() -> None:
     )
     _register(
         "grouped_matmul",
+        cpu="native, bfloat16",
         triton="work that follows the rows, Ampere and newer",
-        xla="one ragged dot, any backend",
+        xla="a loop over tiles, any backend",
         oracle="float64 on the host, for tests",
     )
     _register(
@@ -71,7 +72,7 @@ def register_all() -> None:
             xla="passes over a few rows, any backend",
             oracle="a sort in float64 on the host, for tests",
         )
-    for operation in ("quantized_matmul", "quantized_gated_matmul"):
+    for operation in ("quantized_matmul", "quantized_gated_matmul", "quantized_grouped_matmul"):
         _register(
             operation,
             folder="quantized",

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from jaxllm.kv_cache.spec import KVSpec
 from jaxllm.models.model import Model
+from jaxllm.weights.spec import ParamSpec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +47,8 @@ class ModelCosts:
 
     Counted are the weights, once per step and whatever the number of tokens; keys and values of the contexts, read once
     per chunk, and those of new tokens, written once; two operations per weight of a matrix and token, and four per
-    head dimension, query and key it sees. Not counted: activations, norms, rotary embeddings, the sampler.
+    head dimension, query and key it sees. Of experts, those count that one token takes: the fewest that a step reads,
+    and all that each token computes with. Not counted: activations, norms, rotary embeddings, the sampler.
 
     layer_bytes, head_bytes: of weights, the embedding counting where it is the head; layer_flops: per token of a chunk;
     head_flops: per sampled token. attention_flops: per layer and pair of a query and a key. kv_bytes: per layer and
@@ -68,11 +70,16 @@ class ModelCosts:
         """From the description of all parameters."""
         config = model.config
         layers = [spec for path, spec in model.specs.items() if path.startswith("layers.")]
+        taken, of = (1, 1) if config.moe is None else (config.moe.experts_per_token, config.moe.num_experts)
+
+        def counted(spec: ParamSpec, number: int) -> int:
+            return number * taken // of if spec.is_of_experts else number
+
         head = model.head_spec
         return cls(
-            layer_bytes=sum(spec.nbytes for spec in layers),
+            layer_bytes=sum(counted(spec, spec.nbytes) for spec in layers),
             head_bytes=head.nbytes,
-            layer_flops=2 * sum(spec.size for spec in layers if len(spec.shape) > 1),
+            layer_flops=2 * sum(counted(spec, spec.size) for spec in layers if len(spec.shape) > 1),
             head_flops=2 * head.size,
             attention_flops=4 * config.num_heads * config.head_dim,
             kv_bytes=kv.bytes_per_token // config.num_layers,

@@ -84,6 +84,9 @@ def _model(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "parameters", f"{model['parameters']:,}{tied}"
     if "num_layers" in model:
         yield "layers", f"{model['num_layers']}, width {model['hidden_size']}, MLP {model['intermediate_size']}"
+        if experts := model["experts"]:
+            yield "experts", (f"{experts['experts_per_token']} of {experts['num_experts']} for each token in "
+                              f"{experts['layers']} layers, MLP {experts['expert_size']}")
         yield "attention", f"{model['num_heads']} heads, {model['num_kv_heads']} KV heads, head dim {model['head_dim']}"
         window = (f", sliding window {model['sliding_window']:,} in {model['window_layers']} layers"
                   if model["window_layers"] else "")
@@ -134,7 +137,8 @@ def _memory(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _step(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     step = report["step"]
-    yield "reads", (f"{format_bytes(step['weight_bytes'])} of weights, and for each sequence "
+    experts = " (of experts, those that one sequence takes)" if report["model"]["experts"] else ""
+    yield "reads", (f"{format_bytes(step['weight_bytes'])} of weights{experts}, and for each sequence "
                     f"{format_bytes(report['running']['kv_bytes_per_token'])} per token of its context")
     yield "computes", (f"{step['flops_per_token'] / 1e9:.3g} GFLOP for each sequence, and "
                        f"{step['flops_per_context_token'] / 1e3:.3g} kFLOP per token of its context")

@@ -122,7 +122,10 @@ def _architecture(config: Any) -> Report:
     names = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "intermediate_size", "vocab_size",
              "max_position_embeddings", "sliding_window", "tie_word_embeddings")
     layers = sum(config.window_of(layer) is not None for layer in range(config.num_layers))
-    return {name: getattr(config, name) for name in names} | {"window_layers": layers}
+    experts = None if config.moe is None else {
+        "num_experts": config.moe.num_experts, "experts_per_token": config.moe.experts_per_token,
+        "expert_size": config.moe.expert_size, "layers": config.num_layers - len(config.moe.dense_layers)}
+    return {name: getattr(config, name) for name in names} | {"window_layers": layers, "experts": experts}
 
 
 def _describe_engine(report: Report, model: Model, tokenizer: Tokenizer | None, engine: EngineOptions) -> None:
@@ -184,15 +187,18 @@ def kernels_of(model: Model, spec: KVSpec) -> dict[str, str]:
     logits = array((8, config.vocab_size), jnp.float32)
     key = array((8, config.num_kv_heads, config.head_dim), model.dtype)
     pools = {f"{name}_pool": entry.abstract(1, 1) for name, entry in spec.entries.items()}
+    pools.setdefault("v_pool", pools["k_pool"])  # latents, which are both
     operands: dict[str, dict[str, Any]] = {
         "matmul": {"x": weight, "weight": weight, "out_dtype": model.dtype},
+        "grouped_matmul": {"x": weight, "weights": weight, "scales": None, "out_dtype": model.dtype},
         "gated_matmul": {"x": weight, "weight": weight, "activation": config.activation},
         "rms_norm": {"x": weight, "weight": array((config.hidden_size,), model.dtype), "epsilon": 0.0, "offset": 0.0},
         "paged_attention": {"q": query, **pools, "alibi_slopes": config.alibi_slopes},
         "rope_kv_write": {"qkv": query, **pools}, "kv_write": {"k": key, "v": key, **pools}}
     blocks = {"x": weight, "weight": weight, "kind": "I8", "scale": None}
     operands |= {"quantized_matmul": {**blocks, "out_dtype": model.dtype},
-                 "quantized_gated_matmul": {**blocks, "activation": config.activation}}
+                 "quantized_gated_matmul": {**blocks, "activation": config.activation},
+                 "quantized_grouped_matmul": {**blocks, "out_dtype": model.dtype}}
     return {operation: registry.choose(operation, operands=operands.get(operation, {"logits": logits})
                                        ).implementation.name for operation in registry.operations()}
 

@@ -94,8 +94,8 @@ class KVSpec:
 
 def kv_spec(config: DecoderConfig, dtype: DTypeLike) -> KVSpec:
     """Keys and values of every layer in ``dtype``, which may be int8: one group over all layers, which keeps what any
-    of them sees."""
+    of them sees. Latents are keys and values at once, and kept once."""
     entry = KVEntry(config.num_kv_heads, config.head_dim, dtype)
     layers = tuple(range(config.num_layers))
     window = None if config.full_layers else config.sliding_window
-    return KVSpec({"k": entry, "v": entry}, (KVGroup(layers, window),))
+    return KVSpec({"k": entry} if config.latent is not None else {"k": entry, "v": entry}, (KVGroup(layers, window),))

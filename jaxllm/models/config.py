@@ -6,14 +6,48 @@ import dataclasses
 from typing import Literal, get_args
 
 from jaxllm.errors import UnsupportedModelError
+from jaxllm.models.moe_config import MoEConfig
 from jaxllm.models.rope import RopeConfig, require_positive
 from pallas_kernels.gated_matmul import ACTIVATIONS, Activation
 
-__all__ = ["DecoderConfig", "PlainActivation", "RopeConfig"]
+__all__ = ["DecoderConfig", "LatentConfig", "MoEConfig", "PlainActivation", "RopeConfig"]
 
 PlainActivation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
 """Of an MLP without a gate: ``gelu`` is exact, ``gelu_tanh`` approximate (Hendrycks and Gimpel 2016), ``relu2`` the
 square of ``relu`` (So et al. 2021, Primer)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LatentConfig:
+    """Sizes of latent attention (DeepSeek-AI 2024, DeepSeek-V2, section 2.1): per token the cache keeps one latent, of
+    which each head's key and value are linear functions, and one rotated key for all heads.
+
+    kv_rank: of the latent. q_rank: of the queries', which have none where it is ``None``. plain_dim, rope_dim: of a
+    head's query and key, the parts without and with a rotary embedding. v_dim: of its values.
+    """
+
+    kv_rank: int
+    q_rank: int | None
+    plain_dim: int
+    rope_dim: int
+    v_dim: int
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name == "q_rank" and value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise UnsupportedModelError(f"the model's latent attention has {field.name}={value!r}; a positive "
+                                            "integer is needed")
+        if self.rope_dim % 2:
+            raise UnsupportedModelError(f"the model's latent attention rotates {self.rope_dim} dimensions; an even "
+                                        "number is needed")
+
+    @property
+    def cached_dim(self) -> int:
+        """What the cache keeps per token: latent and rotated key."""
+        return self.kv_rank + self.rope_dim
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,12 +63,20 @@ class DecoderConfig:
         ``position_offset`` of their table. embedding_norm: whether the sum is normalized.
     sliding_window: keys a query sees, itself included; ``None`` is full causal attention. full_layers: the layers that
         see everything nevertheless.
+    attention_chunk: positions are cut into chunks of so many, and a query sees the keys of its own; but for
+        ``full_layers``.
+    attention_temperature: in layers without rotary embedding a query at position p is multiplied by ``1 +
+        attention_temperature * log(1 + floor((p + 1) / temperature_interval))``.
     attention_scale: factor of the scores; ``None`` is ``head_dim ** -0.5``. attention_soft_cap, logit_soft_cap: ``cap *
         tanh(x / cap)`` of the scores, of the logits.
+    attention_sinks: whether each head has a score of its own that takes part in the softmax and has no value.
     qkv_clip: the largest magnitude of queries, keys and values.
     qk_norm: a norm of queries and of keys, over each "head" with the same weights, over each of the "heads" with
-        weights of its own, or over "all" of them at once; before the rotary embedding, or with
+        weights of its own, over "all" of them at once, or over each head without weights in layers with a rotary
+        embedding ("unit"); before the rotary embedding, or with
         ``qk_norm_after_rope`` after it.
+    latent: of latent attention, which is computed as attention of all heads to one that has the latents as keys and
+        values: ``num_kv_heads`` is 1 and ``head_dim`` what is cached per token.
     pre_norms, post_norms: whether attention and MLP are normalized before and after.
     parallel_residual: whether the MLP reads what attention reads, the residual stream before either is added.
         shared_norm: whether it also reads it through the same norm.
@@ -42,6 +84,7 @@ class DecoderConfig:
     embedding_scale: factor of the embedding's rows, which it is rounded for to their dtype. residual_scale: of what
         attention and MLP add to the residual stream, in float32. logit_scale: of the logits, before their cap.
     gated_mlp: whether the MLP has a gate. activation: of the gate, or else of the MLP.
+    moe: the experts in place of MLPs, if there are any; their gates have the same activation.
     head_bias: whether the head has one.
 
     Raises ``UnsupportedModelError`` naming what makes no sense.
@@ -73,12 +116,17 @@ class DecoderConfig:
     head_bias: bool = False
     sliding_window: int | None = None
     full_layers: tuple[int, ...] = ()
+    attention_chunk: int | None = None
+    attention_temperature: float | None = None
+    temperature_interval: int = 8192
     attention_scale: float | None = None
     attention_soft_cap: float | None = None
     logit_soft_cap: float | None = None
+    attention_sinks: bool = False
     qkv_clip: float | None = None
-    qk_norm: Literal["none", "head", "heads", "all"] = "none"
+    qk_norm: Literal["none", "head", "heads", "all", "unit"] = "none"
     qk_norm_after_rope: bool = False
+    latent: LatentConfig | None = None
     pre_norms: bool = True
     post_norms: bool = False
     parallel_residual: bool = False
@@ -89,6 +137,7 @@ class DecoderConfig:
     logit_scale: float = 1.0
     gated_mlp: bool = True
     activation: Activation | PlainActivation = "silu"
+    moe: MoEConfig | None = None
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim",
@@ -96,18 +145,22 @@ class DecoderConfig:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise UnsupportedModelError(f"the model's config has {name}={value!r}; a positive integer is needed")
-        window = self.sliding_window
-        if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
-            raise UnsupportedModelError(f"the model's config has sliding_window={window!r}; a positive integer or null "
-                                        "is needed")
+        for name in ("sliding_window", "attention_chunk", "temperature_interval"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise UnsupportedModelError(f"the model's config has {name}={value!r}; a positive integer or null is "
+                                            "needed")
+        if self.attention_chunk is not None and self.sliding_window is not None:
+            raise UnsupportedModelError(f"the model's config has sliding_window={self.sliding_window} and "
+                                        f"attention_chunk={self.attention_chunk}; one of them is supported")
         if self.norm_eps != 0:
             require_positive("norm_eps", self.norm_eps)
         activations = tuple(ACTIVATIONS if self.gated_mlp else get_args(PlainActivation))
         if self.activation not in activations:
             raise UnsupportedModelError(f"the model's config has the activation {self.activation!r}; supported: "
                                         + ", ".join(activations))
-        for name in ("attention_scale", "attention_soft_cap", "logit_soft_cap", "embedding_scale", "residual_scale",
-                     "logit_scale", "qkv_clip"):
+        for name in ("attention_scale", "attention_temperature", "attention_soft_cap", "logit_soft_cap",
+                     "embedding_scale", "residual_scale", "logit_scale", "qkv_clip"):
             if getattr(self, name) is not None:
                 require_positive(name, getattr(self, name))
         if self.num_heads % self.num_kv_heads:
@@ -119,13 +172,33 @@ class DecoderConfig:
         if self.alibi_slopes is not None and len(self.alibi_slopes) != self.num_heads:
             raise UnsupportedModelError(f"alibi_slopes has {len(self.alibi_slopes)} numbers, one for each of the "
                                         f"{self.num_heads} heads is needed")
+        if self.latent is not None:
+            self._check_latent(self.latent)
         for rope in self.ropes:
             if rope is not None:
                 rope.inverse_frequencies(self.head_dim)  # which says what does not fit the head
 
+    def _check_latent(self, latent: LatentConfig) -> None:
+        if (self.num_kv_heads, self.head_dim) != (1, latent.cached_dim):
+            raise UnsupportedModelError(f"latent attention has num_kv_heads=1 and head_dim={latent.cached_dim}, not "
+                                        f"{self.num_kv_heads} and {self.head_dim}")
+        for name in ("sliding_window", "attention_chunk", "attention_soft_cap", "qkv_clip", "alibi_slopes"):
+            if getattr(self, name) is not None:
+                raise UnsupportedModelError(f"latent attention has no {name}={getattr(self, name)!r}")
+        if self.qk_norm != "none" or self.attention_sinks:
+            raise UnsupportedModelError(f"latent attention has no qk_norm={self.qk_norm!r} and no attention_sinks="
+                                        f"{self.attention_sinks}")
+        if self.attention_scale is None or self.rope is None or self.rope.rotary_dim != latent.rope_dim:
+            raise UnsupportedModelError(f"latent attention needs an attention_scale, and a rope that rotates "
+                                        f"{latent.rope_dim} dimensions")
+
     def window_of(self, layer: int) -> int | None:
         """How many keys a query of this layer sees; ``None`` if all before it."""
         return None if layer in self.full_layers else self.sliding_window
+
+    def chunk_of(self, layer: int) -> int | None:
+        """How large the chunks are that a query of this layer sees one of; ``None`` if it sees all."""
+        return None if layer in self.full_layers else self.attention_chunk
 
     @property
     def ropes(self) -> tuple[RopeConfig | None, ...]:

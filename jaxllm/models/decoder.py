@@ -8,12 +8,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
-from jaxtyping import Array, DTypeLike, Float
+from jaxtyping import Array, DTypeLike, Float, Int
 
 from jaxllm.models.config import DecoderConfig
-from jaxllm.models.layers import Embedding, LayerNorm, Linear, Norm, RMSNorm
+from jaxllm.models.latent_attention import LatentAttention
+from jaxllm.models.layers import Embedding, LayerNorm, Linear, Norm, RMSNorm, UnitNorm, parameter
 from jaxllm.models.mlp import GatedMLP, PlainMLP
+from jaxllm.models.moe import MoE
 from jaxllm.models.rope_tables import in_halves, turns_halves
 from jaxllm.models.step import LayerCache, StepContext
 from pallas_kernels import paged_attention, rope_kv_write
@@ -26,23 +29,31 @@ class Attention(nnx.Module):
     def __init__(self, config: DecoderConfig, layer: int, dtype: DTypeLike) -> None:
         heads, kv_heads, size = config.num_heads, config.num_kv_heads, config.head_dim
         self.split = (heads, kv_heads, size)
-        self.window = config.window_of(layer)
+        self.window, self.chunk = config.window_of(layer), config.chunk_of(layer)
         self.table = config.rope_of(layer)
         self.rope = config.ropes[self.table]
         self.scale = size**-0.5 if config.attention_scale is None else config.attention_scale
         self.soft_cap = config.attention_soft_cap
         self.slopes = config.alibi_slopes
+        self.sinks = parameter((heads,), dtype, ("heads",)) if config.attention_sinks else None
         self.clip = config.qkv_clip
         self.qkv = Linear(config.hidden_size, (heads + 2 * kv_heads) * size, ("heads", "embed"), dtype,
                           bias=config.attention_bias)
         # How many heads are normalized as one, and how many have weights of their own.
         self.normed_heads = (heads, kv_heads) if config.qk_norm == "all" else (1, 1)
         owners = (1, 1) if config.qk_norm == "head" else (heads, kv_heads)
-        self.q_norm, self.k_norm = (None if config.qk_norm == "none" else norm(config, dtype, each * size)
-                                    for each in owners)
+        self.q_norm, self.k_norm = (self._norm(config, dtype, each * size) for each in owners)
+        self.temperature = config.attention_temperature if self.rope is None else None
+        self.interval, self.last = config.temperature_interval, config.max_position_embeddings
         self.norm_after_rope = config.qk_norm_after_rope
         self.out = Linear(heads * size, config.hidden_size, ("embed", "heads"), dtype,
                           bias=config.attention_output_bias)
+
+    def _norm(self, config: DecoderConfig, dtype: DTypeLike, size: int) -> Norm | UnitNorm | None:
+        """Of queries or keys, ``size`` weights."""
+        if config.qk_norm == "unit":
+            return None if self.rope is None else UnitNorm(config.norm_eps)
+        return None if config.qk_norm == "none" else norm(config, dtype, size)
 
     def __call__(self, x: Float[Array, "T D"], step: StepContext, cache: LayerCache
                  ) -> tuple[Float[Array, "T D"], LayerCache]:
@@ -58,10 +69,14 @@ class Attention(nnx.Module):
             qkv = self._change(qkv, self._normalize)
         if not turns_halves(self.rope, size):
             qkv = self._change(qkv, lambda q, k: (in_halves(q, self.rope), in_halves(k, self.rope)))
+        if self.temperature is not None:
+            factors = self._temperatures(step.positions)[:, None, None]
+            qkv = self._change(qkv, lambda q, k: ((q.astype(jnp.float32) * factors).astype(q.dtype), k))
         k_pool, v_pool, q = rope_kv_write(cache["k"], cache["v"], qkv, cos, sin, step.slots)
         slopes = None if self.slopes is None else jnp.asarray(self.slopes, jnp.float32)
+        sinks = None if self.sinks is None else self.sinks[...].astype(jnp.float32)
         attended = paged_attention(q, k_pool, v_pool, step.attention, scale=self.scale, window=self.window,
-                                   soft_cap=self.soft_cap, alibi_slopes=slopes)
+                                   chunk=self.chunk, soft_cap=self.soft_cap, sinks=sinks, alibi_slopes=slopes)
         return self.out(attended.reshape(x.shape[0], heads * size)), {"k": k_pool, "v": v_pool}
 
     def _change(self, qkv: Float[Array, "T NKK H"], function: Callable[[Array, Array], tuple[Array, Array]]
@@ -71,6 +86,13 @@ class Attention(nnx.Module):
         q, k, v = jnp.split(qkv, (heads, heads + kv_heads), axis=1)
         # Whether XLA computes this within the rotary embedding, and rounds less, would depend on the batch.
         return jax.lax.optimization_barrier(jnp.concatenate([*function(q, k), v], axis=1))
+
+    def _temperatures(self, positions: Int[Array, " T"]) -> Float[Array, " T"]:
+        """What queries are multiplied by: of a table, so that nothing depends on how the logarithm is computed."""
+        assert self.temperature is not None
+        intervals = np.arange((self.last + 1) // self.interval + 1)
+        table = (1 + self.temperature * np.log1p(intervals)).astype(np.float32)
+        return jnp.asarray(table).at[(positions + 1) // self.interval].get(mode="clip")
 
     def _normalize(self, q: Float[Array, "T N H"], k: Float[Array, "T K H"]) -> tuple[Array, Array]:
         assert self.q_norm is not None
@@ -88,10 +110,11 @@ class DecoderLayer(nnx.Module):
         self.residual_scale = config.residual_scale
         self.parallel, self.shared_norm = config.parallel_residual, config.shared_norm
         self.attention_norm = norm(config, dtype) if config.pre_norms else None
-        self.attention = Attention(config, layer, dtype)
+        self.attention = (Attention(config, layer, dtype) if config.latent is None else
+                          LatentAttention(config, config.latent, layer, dtype))
         self.attention_post_norm = norm(config, dtype) if config.post_norms else None
         self.mlp_norm = norm(config, dtype) if config.pre_norms and not config.shared_norm else None
-        self.mlp = GatedMLP(config, dtype) if config.gated_mlp else PlainMLP(config, dtype)
+        self.mlp = mlp(config, layer, dtype)
         self.mlp_post_norm = norm(config, dtype) if config.post_norms else None
 
     def __call__(self, x: Float[Array, "T D"], step: StepContext, cache: LayerCache
@@ -103,7 +126,8 @@ class DecoderLayer(nnx.Module):
             x = self._add(x, attended, self.attention_post_norm)
         with jax.named_scope("mlp"):
             mlp_input = _normed(mlp_input if self.parallel else x, self.mlp_norm)
-            x = self._add(x, self.mlp(mlp_input), self.mlp_post_norm)
+            computed = self.mlp(mlp_input, step.valid) if isinstance(self.mlp, MoE) else self.mlp(mlp_input)
+            x = self._add(x, computed, self.mlp_post_norm)
         return x, cache
 
     def _add(self, x: Float[Array, "T D"], part: Float[Array, "T D"], norm: Norm | None) -> Float[Array, "T D"]:
@@ -118,6 +142,13 @@ class DecoderLayer(nnx.Module):
 
 def _normed(x: Float[Array, "T D"], norm: Norm | None) -> Float[Array, "T D"]:
     return x if norm is None else norm(x)
+
+
+def mlp(config: DecoderConfig, layer: int, dtype: DTypeLike) -> MoE | GatedMLP | PlainMLP:
+    """A layer's MLP, or the experts in its place."""
+    if config.moe is not None and layer not in config.moe.dense_layers:
+        return MoE(config, dtype)
+    return GatedMLP(config, dtype) if config.gated_mlp else PlainMLP(config, dtype)
 
 
 def norm(config: DecoderConfig, dtype: DTypeLike, size: int | None = None) -> Norm:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, DTypeLike, Float, Int
 
-from jaxllm.models.linear import linear, rows_at
+from jaxllm.models.linear import head_linear, linear, rows_at
 from pallas_kernels import rms_norm
 from pallas_kernels.reductions import row_sum
 
@@ -32,6 +32,16 @@ class Linear(nnx.Module):
         return y if self.bias is None else y + self.bias[...]
 
 
+class HeadLinear(nnx.Module):
+    """``x[:, head] @ weight[head].T``: a product of each head's own, its weight ``[heads, out, in]``."""
+
+    def __init__(self, heads: int, size_in: int, size_out: int, dtype: DTypeLike) -> None:
+        self.weight = parameter((heads, size_out, size_in), dtype, ("heads", None, None))
+
+    def __call__(self, x: Float[Array, "T N I"]) -> Float[Array, "T N O"]:
+        return head_linear(x, self.weight[...])
+
+
 class RMSNorm(nnx.Module):
     """Root-mean-square normalization (Zhang and Sennrich 2019) over the last axis.
 
@@ -48,6 +58,17 @@ class RMSNorm(nnx.Module):
     def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
         weight, size = self.weight[...], x.shape[-1]
         return rms_norm(x, weight if weight.shape == (size,) else weight.reshape(-1, size), self.epsilon, self.offset)
+
+
+class UnitNorm(nnx.Module):
+    """Root-mean-square normalization over the last axis, without weights."""
+
+    def __init__(self, epsilon: float) -> None:
+        self.epsilon = epsilon
+
+    @jax.named_scope("norm")
+    def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
+        return rms_norm(x, jnp.ones(x.shape[-1], x.dtype), self.epsilon)
 
 
 class LayerNorm(nnx.Module):

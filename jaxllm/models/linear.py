@@ -10,10 +10,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, DTypeLike, Float, Int
+from jaxtyping import Array, DTypeLike, Float, Int, Int32
 
 from jaxllm.weights.rows import QuantizedRows, RowParts
-from pallas_kernels import dequantize, gated_matmul, matmul, quantized_gated_matmul, quantized_matmul
+from pallas_kernels import (
+    dequantize,
+    gated_matmul,
+    grouped_matmul,
+    matmul,
+    quantized_gated_matmul,
+    quantized_grouped_matmul,
+    quantized_matmul,
+)
 from pallas_kernels.gated_matmul import Activation, gate
 
 LinearFunction = Callable[[Float[Array, "T I"], Any, Any], Float[Array, "T O"]]
@@ -50,6 +58,30 @@ def gated_linear(x: Float[Array, "T I"], weight: Any, bias: Float[Array, " 2F"] 
         return quantized_gated_matmul(x, weight.blocks, weight.kind, weight.scale, activation)
     product = linear(x, weight)
     return gate(product if bias is None else product + bias, activation)
+
+
+def grouped_linear(x: Float[Array, "T I"], weight: Any, group_sizes: Int32[Array, " E"]) -> Float[Array, "T O"]:
+    """``linear`` of each group of rows with a weight of its own, in the dtype of ``x``; zeros past the last group.
+
+    weight: those of all groups, one below the other, ``[E * O, I]``. group_sizes: how many rows each group has.
+    """
+    groups = group_sizes.shape[0]
+    if isinstance(weight, jax.Array):
+        return grouped_matmul(x, weight.reshape(groups, -1, x.shape[1]), group_sizes)
+    if isinstance(weight, QuantizedRows):
+        return quantized_grouped_matmul(x, weight.blocks, weight.kind, group_sizes, weight.scale)
+    raise TypeError(f"grouped_linear() has no implementation for weights of type {type(weight).__name__}")
+
+
+def head_linear(x: Float[Array, "T N I"], weight: Float[Array, "N O I"]) -> Float[Array, "T N O"]:
+    """``x[:, head] @ weight[head].T`` for each head, in the dtype of ``x``.
+
+    On CPUs head by head: in XLA's batched product the bits of a row depend on the number of rows.
+    """
+    if jax.default_backend() != "cpu":
+        return jnp.einsum("tni,noi->tno", x, weight, preferred_element_type=jnp.float32).astype(x.dtype)
+    heads: Array = jax.lax.map(lambda head: linear(*head), (x.swapaxes(0, 1), weight))
+    return heads.swapaxes(0, 1)
 
 
 def rows_at(weight: Any, index: Int[Array, " T"], dtype: DTypeLike) -> Float[Array, "T I"]:

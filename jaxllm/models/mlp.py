@@ -26,13 +26,16 @@ _ACTIVATIONS: Mapping[PlainActivation, Callable[[Array], Array]] = {
 
 
 class GatedMLP(nnx.Module):
-    """``down(activation(gate(x)) * up(x))`` (Shazeer 2020, GLU variants); gate and up are one fused product."""
+    """``down(activation(gate(x)) * up(x))`` (Shazeer 2020, GLU variants); gate and up are one fused product.
 
-    def __init__(self, config: DecoderConfig, dtype: DTypeLike) -> None:
+    size: its width, if it is not the config's.
+    """
+
+    def __init__(self, config: DecoderConfig, dtype: DTypeLike, size: int | None = None) -> None:
+        size = size or config.intermediate_size
         self.activation = cast("Activation", config.activation)
-        self.gate_up = Linear(config.hidden_size, 2 * config.intermediate_size, ("mlp", "embed"), dtype,
-                              bias=config.mlp_bias)
-        self.down = Linear(config.intermediate_size, config.hidden_size, ("embed", "mlp"), dtype, bias=config.mlp_bias)
+        self.gate_up = Linear(config.hidden_size, 2 * size, ("mlp", "embed"), dtype, bias=config.mlp_bias)
+        self.down = Linear(size, config.hidden_size, ("embed", "mlp"), dtype, bias=config.mlp_bias)
 
     def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
         bias = None if self.gate_up.bias is None else self.gate_up.bias[...]

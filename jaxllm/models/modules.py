@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxllm.models.config import DecoderConfig
 from jaxllm.models.decoder import Decoder, run_layer
@@ -41,10 +41,11 @@ class DecoderModules:
             x = x + self._run("positions", params, positions + self.config.position_offset)
         return self._run("embedding_norm", params, x) if "embedding_norm" in self.outer else x
 
-    def step_context(self, positions: Int[Array, " T"], slots: Int[Array, " T"], attention: Any) -> StepContext:
+    def step_context(self, positions: Int[Array, " T"], slots: Int[Array, " T"], valid: Bool[Array, " T"],
+                     attention: Any) -> StepContext:
         """What the layers of a step share."""
         rotary = tuple(rope_tables(positions, rope, self.config.head_dim) for rope in self.config.ropes)
-        return StepContext(rotary, slots, attention)
+        return StepContext(rotary, slots, positions, valid, attention)
 
     def run_layers(self, layers: slice, params: Sequence[Params], x: Float[Array, "T D"], step: StepContext,
                    cache: Sequence[LayerCache]) -> tuple[Float[Array, "T D"], list[LayerCache]]:

@@ -49,7 +49,10 @@ def write_int8_folder(source: ModelSource, target: Path, *, overwrite: bool = Fa
     opened = open_model(source, "float32", quantization="none")
     plan = opened.family.weight_map(opened.model, source.tensors)
     matrices = {piece.name for path, pieces in plan.items() for piece in pieces
-                if len(opened.model.specs[path].shape) == 2 and path not in _PLAIN}
+                if opened.model.specs[path].is_matrix and path not in _PLAIN}
+    if merged := [name for name in sorted(matrices & source.tensors.keys()) if len(source.tensors[name].shape) != 2]:
+        raise UnsupportedModelError(f"{source.path} keeps the matrices of all experts in one tensor, {merged[0]!r}, "
+                                    "for which the format has no words; load it with quantization='int8' instead")
     if turned := [piece.name for path, pieces in plan.items() for piece in pieces if piece.name in matrices
                   and source.tensors[piece.name].shape[-1] != opened.model.specs[path].shape[1]]:
         raise UnsupportedModelError(f"{source.path} keeps matrices such as {turned[0]!r} [in, out], whose rows cannot "
@@ -58,7 +61,9 @@ def write_int8_folder(source: ModelSource, target: Path, *, overwrite: bool = Fa
     tensors: list[NewTensor] = []
     for name in names:
         tensors += _Int8Matrix(source, name, progress).tensors if name in matrices else [_plain(source, name, progress)]
-    small = _configuration(source) | tokenizer_files(source)
+    routers = {piece.name.removesuffix(".weight") for path, pieces in plan.items() for piece in pieces
+               if opened.model.specs[path].axes[0] == "router"}
+    small = _configuration(source, sorted(routers)) | tokenizer_files(source)
     total = sum(tensor.nbytes for tensor in tensors)
     with written_whole(target, total + sum(map(len, small.values()))) as folder:
         folder.mkdir()
@@ -117,10 +122,10 @@ def _plain(source: ModelSource, name: str, progress: Callable[[int], None]) -> N
     return NewTensor(name, _NAMES[dtype], info.shape, data)
 
 
-def _configuration(source: ModelSource) -> dict[str, bytes]:
-    """``config.json`` and ``generation_config.json``."""
+def _configuration(source: ModelSource, routers: list[str]) -> dict[str, bytes]:
+    """``config.json`` and ``generation_config.json``. routers: modules that are left plain, besides the head."""
     config: dict[str, Any] = with_rope_scaling(source.config, source.path)
-    config["quantization_config"] = quantization_config(["lm_head"])
+    config["quantization_config"] = quantization_config(["lm_head", *routers])
     generation = dict(source.generation_config)
     if isinstance(source, GGUFSource):
         config["dtype"] = "bfloat16"  # the file does not say

@@ -81,7 +81,7 @@ class StepFunctions:
         attention = paged_attention_metadata(table.blocks[0], batch.query_start, batch.lengths, tokens, size)
         # A slot that has no token (``NO_TOKEN``) fails when the host learns of it; until then any will do.
         token_ids = jnp.where(batch.fed < 0, batch.token_ids, jnp.maximum(newest[batch.fed], 0))
-        step = self.model.modules.step_context(where.positions, slots, attention)
+        step = self.model.modules.step_context(where.positions, slots, where.valid, attention)
         # Padding is zeros, and stays so in most models: products with it need not be computed.
         x = jnp.where(where.valid[:, None], self.model.modules.embed(outer, token_ids, where.positions), 0)
         return x, step, batch.sample_rows

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxllm.weights import fp8, mxfp4
 from jaxllm.weights.compressed_tensors import CompressedTensorsSource, is_compressed, plain_config
 from jaxllm.weights.safetensors import read_json
 from jaxllm.weights.source import ModelSource
@@ -24,6 +25,10 @@ class ConfigSource(ModelSource):
         if is_compressed(self.config):
             self.config = plain_config(self.config, path / "config.json")
             self.quantization = CompressedTensorsSource.quantization
+        elif fp8.is_fp8(self.config):
+            self.config = fp8.plain_config(self.config, path / "config.json")
+        elif mxfp4.is_mxfp4(self.config):
+            self.config = mxfp4.plain_config(self.config)
         generation = path / "generation_config.json"
         self.generation_config = read_json(generation) if generation.exists() else {}
         self.tensors = {}

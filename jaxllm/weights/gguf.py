@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from pathlib import Path
@@ -145,8 +146,12 @@ class GGUFSource(ModelSource):
                     f"{self.metadata['general.architecture']!r} does not have"
                 )
             name = self._architecture.tensors[pattern].format(layer)
-            if name in self._stored:
+            first = name.replace("*", "0")
+            if first in self._stored:
                 raise CheckpointError(f"{header.path} has the tensor {tensor.name!r}, as another part of the model has")
+            if first != name:
+                self._add_experts(name, tensor, header.path)
+                continue
             self._stored[name] = tensor, header.path
             if pattern in self._architecture.raised:
                 self._raised.add(name)
@@ -158,6 +163,17 @@ class GGUFSource(ModelSource):
                     raise CheckpointError(f"{header.path}: {tensor.name!r} of shape {list(tensor.shape)} does not "
                                           f"divide into {heads} heads of even size")
                 self._row_order[name] = unpermuted_rows(tensor.shape[0], heads)
+
+    def _add_experts(self, name: str, tensor: GGUFTensor, path: Path) -> None:
+        """One tensor for each expert, whose number takes the place of ``*``, in place of one that holds all of them."""
+        count = tensor.shape[0]
+        if len(tensor.shape) != 3 or count == 0:
+            raise CheckpointError(f"{path}: {tensor.name!r} of shape {list(tensor.shape)} holds no experts' matrices")
+        nbytes = tensor.nbytes // count
+        for expert in range(count):
+            each = dataclasses.replace(tensor, shape=tensor.shape[1:], offset=tensor.offset + expert * nbytes,
+                                       nbytes=nbytes)
+            self._stored[name.replace("*", str(expert))] = each, path
 
     def _complete_config(self) -> None:
         """Add what the tensors and the tokenizer tell, the same way for every architecture."""

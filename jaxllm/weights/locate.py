@@ -9,8 +9,10 @@ from pathlib import Path
 from jaxllm.errors import CheckpointError, ModelNotFoundError, ParameterError
 from jaxllm.weights.compressed_tensors import CompressedTensorsSource, is_compressed
 from jaxllm.weights.configuration import ConfigSource
+from jaxllm.weights.fp8 import Fp8Source, is_fp8
 from jaxllm.weights.gguf import GGUFSource
 from jaxllm.weights.hub import download, download_configuration
+from jaxllm.weights.mxfp4 import Mxfp4Source, is_mxfp4
 from jaxllm.weights.packaged import find_packaged, packaged_file
 from jaxllm.weights.safetensors import SafetensorsSource, read_json
 from jaxllm.weights.source import ModelSource
@@ -80,8 +82,17 @@ def _open(path: Path, name: str | None) -> ModelSource:
             return GGUFSource(found[0], name)
         if found:
             raise CheckpointError(f"{path} has several GGUF files, give one: {', '.join(file.name for file in found)}")
-    compressed = (path / "config.json").exists() and is_compressed(read_json(path / "config.json"))
-    return (CompressedTensorsSource if compressed else SafetensorsSource)(path, name)
+    return _kind_of(path)(path, name)
+
+
+def _kind_of(folder: Path) -> type[SafetensorsSource]:
+    """How a folder of Hugging Face's keeps its matrices."""
+    config = read_json(folder / "config.json") if (folder / "config.json").exists() else {}
+    if is_compressed(config):
+        return CompressedTensorsSource
+    if is_fp8(config):
+        return Fp8Source
+    return Mxfp4Source if is_mxfp4(config) else SafetensorsSource
 
 
 def orbax_tree(folder: Path) -> Path | None:

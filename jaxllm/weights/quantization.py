@@ -37,7 +37,8 @@ def quantized_specs(
 ) -> dict[str, ParamSpec]:
     """The specs with every matrix described as it will be kept, by "gguf" or "int8".
 
-    With "gguf", the tensors whose type has no kernel, or that are transformed, are plain. source: ``None`` only where
+    With "gguf", the tensors whose type has no kernel, or that are transformed, are plain; so are the experts of a layer
+    whose gates and up projections have different types. source: ``None`` only where
     there are no tensors, with "int8".
     """
     # Here, as it brings JAX, which reading a header can do without.
@@ -50,7 +51,7 @@ def quantized_specs(
         return kind if piece.transform is None and kind in FORMATS else None
 
     def parts_of(path: str, spec: ParamSpec) -> tuple[StoredRows, ...]:
-        if len(spec.shape) != 2:
+        if not spec.is_matrix:
             return ()
         if quantization == "int8":
             return (StoredRows(INT8, spec.shape[0]),)
@@ -58,6 +59,8 @@ def quantized_specs(
         kinds = [(kind_of(piece), source.tensors[piece.name].rows) for piece in plan[path]]
         runs = itertools.groupby(kinds, key=lambda pair: pair[0])
         parts = tuple(StoredRows(kind, sum(rows for _, rows in run)) for kind, run in runs)
+        if spec.is_of_experts and len(parts) > 1:
+            return ()
         return () if [part.kind for part in parts] == [None] else parts
 
     return {path: dataclasses.replace(spec, parts=parts_of(path, spec)) for path, spec in specs.items()}

@@ -34,6 +34,17 @@ class ParamSpec:
         object.__setattr__(self, "dtype", np.dtype(self.dtype))
 
     @property
+    def is_matrix(self) -> bool:
+        """Whether it can be kept quantized: a matrix, though not a router's, whose few rows decide which experts there
+        are for a token."""
+        return len(self.shape) == 2 and self.axes[0] != "router"
+
+    @property
+    def is_of_experts(self) -> bool:
+        """Whether it holds the rows of several experts' matrices, which are computed with as one array."""
+        return self.axes[:1] == ("experts",)
+
+    @property
     def size(self) -> int:
         """Number of elements."""
         return int(np.prod(self.shape, dtype=np.int64))

@@ -166,12 +166,13 @@ def misfit_error(count: int, problems: Sequence[str]) -> ParameterError:
 
 def live_specs(specs: Mapping[str, ParamSpec], found: Mapping[str, Given]) -> dict[str, ParamSpec]:
     """The specs with each parameter described as it was given, so that nothing need be copied: matrices whose rows come
-    in several arrays stay apart, and stacked layers stay stacked. Vectors that come in several arrays are joined."""
+    in several arrays stay apart, and stacked layers stay stacked. Vectors that come in several arrays are joined, and
+    so are experts' matrices: a step takes rows of few of them."""
 
     def live(spec: ParamSpec, given: Given) -> ParamSpec:
         if given.layer is not None:
             return dataclasses.replace(spec, stack=given.shapes[0][0])
-        if len(given.leaves) > 1 and len(spec.shape) == 2:
+        if len(given.leaves) > 1 and len(spec.shape) == 2 and not spec.is_of_experts:
             return dataclasses.replace(spec, parts=tuple(StoredRows(None, shape[0]) for shape in given.shapes))
         return spec
 

@@ -23,7 +23,7 @@ def grouped_matmul(
     The first ``group_sizes[0]`` rows of x are group 0's, and so on: tokens sorted by expert. Groups can be empty; rows
     past the last group are zero in the result. Weights have the dtype of x, or are float8_e4m3fn, with ``scales`` for
     the outputs of each group or without; x is not quantized. A row's bits do not depend on the other rows, their number
-    or the groups' sizes, except in ``xla``.
+    or the groups' sizes.
 
     Args:
         out_dtype: the dtype of x if not given.

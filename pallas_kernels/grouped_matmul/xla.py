@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxtyping import Array, Float, Float32, Int32
+
+from pallas_kernels.grouped_matmul.tiles import multiply_tiles
+from pallas_kernels.matmul import matmul
 
 
 def grouped_matmul_xla(
@@ -15,11 +17,13 @@ def grouped_matmul_xla(
     scales: Float32[Array, "E O"] | None,
     out_dtype: np.dtype,
 ) -> Array:
-    """One ragged dot, over weights in the dtype of x; on CPUs and GPUs XLA multiplies every row by every weight."""
-    out = lax.ragged_dot(x, weights.astype(x.dtype).swapaxes(1, 2), group_sizes, preferred_element_type=jnp.float32)
-    row = jnp.arange(x.shape[0], dtype=jnp.int32)
-    ends = jnp.cumsum(group_sizes, dtype=jnp.int32)
-    if scales is not None:
-        group = jnp.sum(ends[None, :] <= row[:, None], axis=1, dtype=jnp.int32)
-        out = out * scales[jnp.minimum(group, weights.shape[0] - 1)]
-    return jnp.where(row[:, None] < ends[-1], out, 0).astype(out_dtype)
+    """A loop over tiles of at most 128 rows, each by whichever implementation `matmul` has; weights in float8 become
+    numbers of x's dtype on the way."""
+
+    def product(rows: Float[Array, "R I"], group: Int32[Array, ""]) -> Float[Array, "R O"]:
+        weight = weights[group].astype(x.dtype)
+        if scales is None:
+            return matmul(rows, weight, out_dtype)
+        return (matmul(rows, weight, jnp.float32) * scales[group]).astype(out_dtype)
+
+    return multiply_tiles(x, group_sizes, weights.shape[1], out_dtype, product)

@@ -15,10 +15,11 @@ def kv_write_xla(
     slots: Int32[Array, " T"],
 ) -> tuple[Pool, Pool]:
     """Scatter whole [K, H] tokens; in place where the pools are donated."""
-    return _write(k_pool, k, slots), _write(v_pool, v, slots)
+    return write_pool(k_pool, k, slots), write_pool(v_pool, v, slots)
 
 
-def _write(pool: Pool, x: Float[Array, "T K H"], slots: Int32[Array, " T"]) -> Pool:
+def write_pool(pool: Pool, x: Float[Array, "T K H"], slots: Int32[Array, " T"]) -> Pool:
+    """The same for one pool: of a cache that keeps one thing per token."""
     block_size = pool.shape[2]
     block, offset = slots // block_size, slots % block_size
     if not isinstance(pool, Int8Pool):

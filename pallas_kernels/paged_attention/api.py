@@ -23,6 +23,7 @@ def paged_attention(
     *,
     scale: float,
     window: int | None = None,
+    chunk: int | None = None,
     soft_cap: float | None = None,
     sinks: Float[Array, " N"] | None = None,
     alibi_slopes: Float[Array, " N"] | None = None,
@@ -41,6 +42,7 @@ def paged_attention(
     *,
     scale: float,
     window: int | None = None,
+    chunk: int | None = None,
     soft_cap: float | None = None,
     sinks: Float[Array, " N"] | None = None,
     alibi_slopes: Float[Array, " N"] | None = None,
@@ -58,6 +60,7 @@ def paged_attention(
     *,
     scale: float,
     window: int | None = None,
+    chunk: int | None = None,
     soft_cap: float | None = None,
     sinks: Float[Array, " N"] | None = None,
     alibi_slopes: Float[Array, " N"] | None = None,
@@ -75,6 +78,7 @@ def paged_attention(
     Args:
         scale: factor on the scores, usually ``H ** -0.5``.
         window: a query at position p sees positions ``p - window + 1 .. p`` only. Older slots are not read.
+        chunk: a query at position p sees positions ``p // chunk * chunk .. p`` only (Llama 4's chunked attention).
         soft_cap: scores become ``soft_cap * tanh(scores / soft_cap)``.
         sinks: one float32 logit per head that takes part in the softmax's denominator and has no value.
         alibi_slopes: one float32 number per head; that times how far a key lies back is taken from its score, after any
@@ -86,9 +90,9 @@ def paged_attention(
             Elsewhere it costs some speed, and implementations that cannot keep it raise ValueError.
         implementation: a name from ``registry.implementations("paged_attention")``.
     """
-    _check(q, k_pool, v_pool, metadata, scale, window, soft_cap, {"sinks": sinks, "alibi_slopes": alibi_slopes})
+    _check(q, k_pool, v_pool, metadata, scale, window, chunk, soft_cap, {"sinks": sinks, "alibi_slopes": alibi_slopes})
     operands = {"q": q, "k_pool": k_pool, "v_pool": v_pool, "metadata": metadata}
-    options = {"scale": scale, "window": window, "soft_cap": soft_cap, "sinks": sinks,
+    options = {"scale": scale, "window": window, "chunk": chunk, "soft_cap": soft_cap, "sinks": sinks,
                "alibi_slopes": alibi_slopes, "return_lse": return_lse, "deterministic": deterministic}
     choice = registry.choose("paged_attention", implementation, operands=operands | options)
     return choice.run(**operands, **options)
@@ -101,6 +105,7 @@ def _check(
     metadata: PagedAttentionMetadata,
     scale: float,
     window: int | None,
+    chunk: int | None,
     soft_cap: float | None,
     of_heads: dict[str, Array | None],
 ) -> None:
@@ -132,6 +137,8 @@ def _check(
         raise ValueError(f"scale={scale} must be positive")
     if window is not None and window < 1:
         raise ValueError(f"window={window} must be at least 1, or None for full attention")
+    if chunk is not None and (chunk < 1 or window is not None):
+        raise ValueError(f"chunk={chunk} must be at least 1, with window=None, which is {window}; or None")
     if soft_cap is not None and not soft_cap > 0:
         raise ValueError(f"soft_cap={soft_cap} must be positive, or None for no cap")
     for name, array in of_heads.items():

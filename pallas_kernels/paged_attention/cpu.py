@@ -23,6 +23,8 @@ def unsupported(q: Array, k_pool: Pool, v_pool: Pool, **options: Any) -> str | N
         return f"queries are bfloat16, not {q.dtype}"
     if options.get("alibi_slopes") is not None:
         return "it knows no alibi_slopes"
+    if options.get("chunk") is not None:
+        return "it knows no chunk"
     if q.shape[2] % 16 or q.shape[2] > LARGEST_HEAD_DIM:
         return f"head dims are multiples of 16 up to {LARGEST_HEAD_DIM}, not {q.shape[2]}"
     return int8_pools.unsupported(k_pool, v_pool)
@@ -36,6 +38,7 @@ def paged_attention_cpu(
     *,
     scale: float,
     window: int | None = None,
+    chunk: None = None,
     soft_cap: float | None = None,
     sinks: Float[Array, " N"] | None = None,
     alibi_slopes: None = None,

@@ -21,6 +21,7 @@ def paged_attention_oracle(
     *,
     scale: float,
     window: int | None = None,
+    chunk: int | None = None,
     soft_cap: float | None = None,
     sinks: Float[Array, " N"] | None = None,
     alibi_slopes: Float[Array, " N"] | None = None,
@@ -35,7 +36,8 @@ def paged_attention_oracle(
 
     def on_host(*arrays: Any) -> tuple[np.ndarray, np.ndarray]:
         q, k_pool, v_pool, tables, query_start, lengths, sinks, slopes = jax.tree.map(np.asarray, arrays)
-        return attend_rows(q, k_pool, v_pool, tables, query_start, lengths, scale, window, soft_cap, sinks, slopes)
+        return attend_rows(q, k_pool, v_pool, tables, query_start, lengths, scale, window, soft_cap, sinks, slopes,
+                           chunk)
 
     operands = (q, k_pool, v_pool, metadata.tables, metadata.query_start, metadata.lengths)
     values, lse = jax.pure_callback(on_host, out, *operands, sinks, alibi_slopes)
@@ -55,6 +57,7 @@ def attend_rows(
     soft_cap: float | None = None,
     sinks: np.ndarray | None = None,
     alibi_slopes: np.ndarray | None = None,
+    chunk: int | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The same on numpy arrays: one query, one head, its visible keys, a softmax."""
     num_tokens, num_heads, head_dim = q.shape
@@ -67,6 +70,7 @@ def attend_rows(
         for token in tokens:
             position = length - len(tokens) + (token - query_start[row])
             first = 0 if window is None else max(0, position - window + 1)
+            first = first if chunk is None else position // chunk * chunk
             visible = np.arange(first, position + 1)
             block, slot = tables[row, visible // block_size], visible % block_size
             for head in range(num_heads):

@@ -29,6 +29,8 @@ def unsupported(
         return "it reads pools of bfloat16 and float16, not int8"
     if options.get("alibi_slopes") is not None:
         return "it knows no alibi_slopes"
+    if options.get("chunk") is not None:
+        return "it knows no chunk"
     if q.shape[2] not in ATTENTION["hopper"]:
         return f"head dims are {', '.join(map(str, ATTENTION['hopper']))}, not {q.shape[2]}"
     if metadata.block_size not in BLOCK_SIZES:
@@ -44,6 +46,7 @@ def paged_attention_pallas(
     *,
     scale: float,
     window: int | None = None,
+    chunk: None = None,
     soft_cap: float | None = None,
     sinks: Float[Array, " N"] | None = None,
     alibi_slopes: None = None,

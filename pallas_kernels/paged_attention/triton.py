@@ -24,6 +24,8 @@ def unsupported(q: Array, k_pool: Pool, v_pool: Pool, **options: Any) -> str | N
     """Why these operands are left to another implementation, or ``None``."""
     if options.get("alibi_slopes") is not None:
         return "there are no alibi_slopes"
+    if options.get("chunk") is not None:
+        return "there is no chunk"
     head_dim, block_size = q.shape[2], k_pool.shape[2]
     if q.dtype not in FLOATS:
         return f"queries are bfloat16 or float16, not {q.dtype}"
@@ -44,6 +46,7 @@ def paged_attention_triton(
     *,
     scale: float,
     window: int | None = None,
+    chunk: None = None,
     soft_cap: float | None = None,
     sinks: Float[Array, " N"] | None = None,
     alibi_slopes: Float[Array, " N"] | None = None,

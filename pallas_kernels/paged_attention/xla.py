@@ -26,9 +26,16 @@ from pallas_kernels.paged_attention.tiles import Tiles, cut_into_tiles, decode_t
 class _Softmax:
     scale: float
     window: int | None
+    chunk: int | None
     soft_cap: float | None
     sinks: Float[Array, " N"] | None
     slopes: Float[Array, " N"] | None
+
+    def oldest(self, position: Int32[Array, " ..."]) -> Int32[Array, " ..."]:
+        """The first position that queries at these see."""
+        if self.chunk is not None:
+            return position // self.chunk * self.chunk
+        return jnp.zeros_like(position) if self.window is None else jnp.maximum(position - self.window + 1, 0)
 
 
 def paged_attention_xla(
@@ -39,6 +46,7 @@ def paged_attention_xla(
     *,
     scale: float,
     window: int | None = None,
+    chunk: int | None = None,
     soft_cap: float | None = None,
     sinks: Float[Array, " N"] | None = None,
     alibi_slopes: Float[Array, " N"] | None = None,
@@ -49,7 +57,7 @@ def paged_attention_xla(
     if deterministic and jax.default_backend() != "cpu":
         raise ValueError("deterministic=True: what XLA computes on a GPU depends on the batch; see "
                          "registry.explain('paged_attention') for an implementation that does not")
-    softmax = _Softmax(scale, window, soft_cap, sinks, alibi_slopes)
+    softmax = _Softmax(scale, window, chunk, soft_cap, sinks, alibi_slopes)
     keys = PagedKeys(k_pool, v_pool, metadata.tables, q.dtype)
     tiles = cut_into_tiles(metadata.query_start, metadata.lengths, metadata.num_tokens_padded)
     decode, decode_lse = _decode_rows(q, keys, metadata, tiles, softmax)
@@ -84,7 +92,7 @@ def _decode_rows(
         rows = lax.dynamic_slice(tiles.decode_rows, here, (size,))
         tokens = lax.dynamic_slice(tiles.decode_tokens, here, (size,))
         ends = lax.dynamic_slice(tiles.decode_lengths, here, (size,))
-        firsts = jnp.zeros_like(ends) if softmax.window is None else jnp.maximum(ends - softmax.window, 0)
+        firsts = softmax.oldest(ends - 1)
         queries = q[tokens].reshape(size * keys.num_kv_heads, repeat, head_dim)
         queries = jnp.pad(queries, ((0, 0), (0, num_queries - repeat), (0, 0)))
 
@@ -136,8 +144,7 @@ def _prefill_chunks(
         offset = metadata.lengths[row] - metadata.query_start[row + 1]
         at = jnp.where(mine, tokens + offset, -1)
         end = stop + offset
-        oldest = jnp.zeros_like(at) if softmax.window is None else jnp.maximum(at - softmax.window + 1, 0)
-        first = jnp.zeros_like(end) if softmax.window is None else jnp.maximum(token + offset - softmax.window + 1, 0)
+        oldest, first = softmax.oldest(at), softmax.oldest(token + offset)
 
         queries = lax.dynamic_slice(q, (begin, 0, 0), (size, num_heads, head_dim))
         queries = queries.reshape(size, num_kv_heads, repeat, head_dim).transpose(1, 2, 0, 3)
@@ -170,7 +177,7 @@ def _biases(slopes: Float[Array, "B Q"] | None, back: Int32[Array, "B Q G"]) -> 
 
 
 def _first_group(keys: PagedKeys, first: Int32[Array, " ..."], softmax: _Softmax) -> Int32[Array, ""] | int:
-    return 0 if softmax.window is None else jnp.min(first) // keys.group_size
+    return 0 if softmax.window is None and softmax.chunk is None else jnp.min(first) // keys.group_size
 
 
 def _replace_rows(array: Array, rows: Array, begin: Int32[Array, ""], keep: Array) -> Array:

@@ -2,5 +2,7 @@
 
 from pallas_kernels.quantized.api import dequantize, quantized_gated_matmul, quantized_matmul
 from pallas_kernels.quantized.formats import FORMATS, Format
+from pallas_kernels.quantized.grouped import quantized_grouped_matmul
 
-__all__ = ["FORMATS", "Format", "dequantize", "quantized_gated_matmul", "quantized_matmul"]
+__all__ = [
+    "FORMATS", "Format", "dequantize", "quantized_gated_matmul", "quantized_grouped_matmul", "quantized_matmul"]

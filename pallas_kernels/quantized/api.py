@@ -34,7 +34,7 @@ def quantized_matmul(
     integers; rounded to float32, they make one sum, which is multiplied by the weight's factor, then x's, then rounded
     to ``out_dtype``. So every implementation gives the same bits. There are at most 131,071 inputs, so that sums fit.
     """
-    _check(x, weight, kind, scale)
+    check_product(x, weight, kind, scale)
     out = jnp.dtype(x.dtype if out_dtype is None else out_dtype)
     operands = {"x": x, "weight": weight, "kind": kind, "scale": scale, "out_dtype": out}
     return registry.choose("quantized_matmul", implementation, operands=operands).run(**operands)
@@ -53,7 +53,7 @@ def quantized_gated_matmul(
     The other arguments are `quantized_matmul`'s.
     """
     check_activation(activation)
-    _check(x, weight, kind, scale)
+    check_product(x, weight, kind, scale)
     if weight.shape[0] % 2:
         raise ValueError(f"weight must be [2 * F, bytes], got shape {weight.shape}")
     operands = {"x": x, "weight": weight, "kind": kind, "scale": scale, "activation": activation}
@@ -69,7 +69,8 @@ def dequantize(
     return (rows if scale is None else rows * scale[:, None]).astype(dtype)
 
 
-def _check(x: Array, weight: Array, kind: str, scale: Array | None) -> None:
+def check_product(x: Array, weight: Array, kind: str, scale: Array | None) -> None:
+    """ValueError unless they go together."""
     found = _checked_format(weight, kind, scale)
     if x.ndim != 2:
         raise ValueError(f"x must be [T, I], got shape {x.shape}")

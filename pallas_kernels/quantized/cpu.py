@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, UInt8
+from jaxtyping import Array, Float, Int32, UInt8
 
 from pallas_kernels.cpu.library import require
 from pallas_kernels.gated_matmul.activations import ACTIVATIONS, Activation
@@ -16,7 +16,7 @@ _STEP = 32
 
 
 def unsupported(x: Array, weight: Array, kind: str, scale: Array | None, out_dtype: np.dtype | None = None,
-                activation: Activation | None = None) -> str | None:
+                activation: Activation | None = None, group_sizes: Array | None = None) -> str | None:
     """Why these operands are left to another implementation, or ``None``."""
     if x.dtype != jnp.bfloat16:
         return f"x is bfloat16, not {x.dtype}"
@@ -38,13 +38,21 @@ def quantized_gated_matmul_cpu(x: Float[Array, "T I"], weight: UInt8[Array, "2F 
                  activation=ACTIVATIONS[activation])
 
 
+def quantized_grouped_matmul_cpu(x: Float[Array, "T I"], weight: UInt8[Array, "E*O bytes"], kind: str,
+                                 group_sizes: Int32[Array, " E"], scale: Float[Array, " E*O"] | None,
+                                 out_dtype: np.dtype) -> Float[Array, "T O"]:
+    """One call, on XLA's threads: a product for each group that has rows. Weights of the others are not read."""
+    return _call("pallas_kernels_quantized_grouped_matmul_v1", x, weight, kind, scale,
+                 weight.shape[0] // group_sizes.shape[0], out_dtype, group_sizes)
+
+
 def _call(target: str, x: Array, weight: Array, kind: str, scale: Array | None, outputs: int, dtype: np.dtype,
-          **attributes: int) -> Array:
+          *operands: Array, **attributes: int) -> Array:
     room = _int8_workspace(*x.shape) if FORMATS[kind].scaled else workspace(x)
     product = jax.ffi.ffi_call(
         require(target), (jax.ShapeDtypeStruct((x.shape[0], outputs), dtype), room), vmap_method="sequential")
-    result, _ = product(x, weight, jnp.zeros(0, jnp.float32) if scale is None else scale, kind=FORMATS[kind].number,
-                        **attributes)
+    result, _ = product(x, weight, jnp.zeros(0, jnp.float32) if scale is None else scale, *operands,
+                        kind=FORMATS[kind].number, **attributes)
     return result
 
 

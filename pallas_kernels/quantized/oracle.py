@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import jax
 import numpy as np
-from jaxtyping import Array, Float, UInt8
+from jaxtyping import Array, Float, Int32, UInt8
 
 from pallas_kernels.gated_matmul.activations import Activation
 from pallas_kernels.gated_matmul.oracle import gate_oracle
@@ -30,6 +30,26 @@ def quantized_gated_matmul_oracle(x: Float[Array, "T I"], weight: UInt8[Array, "
     like = jax.ShapeDtypeStruct((x.shape[0], weight.shape[0] // 2), x.dtype)
     scales = () if scale is None else (scale,)
     return jax.pure_callback(functools.partial(_gated, kind, activation), like, x, weight, *scales)
+
+
+def quantized_grouped_matmul_oracle(x: Float[Array, "T I"], weight: UInt8[Array, "E*O bytes"], kind: str,
+                                    group_sizes: Int32[Array, " E"], scale: Float[Array, " E*O"] | None,
+                                    out_dtype: np.dtype) -> Float[Array, "T O"]:
+    """The same, group by group."""
+    groups = group_sizes.shape[0]
+    like = jax.ShapeDtypeStruct((x.shape[0], weight.shape[0] // groups), out_dtype)
+    scales = () if scale is None else (scale.reshape(groups, -1),)
+    return jax.pure_callback(lambda *operands: _grouped(kind, *operands).astype(out_dtype), like, x, group_sizes,
+                             weight.reshape(groups, -1, weight.shape[1]), *scales)
+
+
+def _grouped(kind: str, x: np.ndarray, sizes: np.ndarray, weights: np.ndarray, scales: np.ndarray | None = None
+             ) -> np.ndarray:
+    parts = np.split(np.asarray(x), np.cumsum(sizes))
+    each = [(part, np.asarray(weights[group]), *(() if scales is None else (scales[group],)))
+            for group, part in enumerate(parts[:-1])]
+    rest = np.zeros((len(parts[-1]), weights.shape[1]))
+    return np.concatenate([*(_product(kind, *operands) for operands in each), rest])
 
 
 def rows_of(weight: np.ndarray, kind: str) -> np.ndarray:

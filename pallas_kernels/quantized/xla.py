@@ -7,9 +7,10 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, UInt8
+from jaxtyping import Array, Float, Int32, UInt8
 
 from pallas_kernels.gated_matmul import Activation, gate
+from pallas_kernels.grouped_matmul.tiles import multiply_tiles
 from pallas_kernels.matmul import matmul
 from pallas_kernels.quantized.formats import FORMATS, Format
 
@@ -26,6 +27,20 @@ def quantized_matmul_xla(x: Float[Array, "T I"], weight: UInt8[Array, "O bytes"]
     high, low, x_scale = quantize_rows(x)
     sums = _integer_sums(high, rows) * 256 + _integer_sums(low, rows)
     return (sums * scale * x_scale[:, None]).astype(out_dtype)
+
+
+def quantized_grouped_matmul_xla(x: Float[Array, "T I"], weight: UInt8[Array, "E*O bytes"], kind: str,
+                                 group_sizes: Int32[Array, " E"], scale: Float[Array, " E*O"] | None,
+                                 out_dtype: np.dtype) -> Float[Array, "T O"]:
+    """A loop over tiles of a group's rows, each as ``quantized_matmul_xla`` computes it."""
+    outputs = weight.shape[0] // group_sizes.shape[0]
+
+    def product(rows: Float[Array, "R I"], group: Int32[Array, ""]) -> Float[Array, "R O"]:
+        blocks = jax.lax.dynamic_slice_in_dim(weight, group * outputs, outputs)
+        scales = None if scale is None else jax.lax.dynamic_slice_in_dim(scale, group * outputs, outputs)
+        return quantized_matmul_xla(rows, blocks, kind, scales, out_dtype)
+
+    return multiply_tiles(x, group_sizes, outputs, out_dtype, product)
 
 
 def quantize_rows(x: Float[Array, "T I"]) -> tuple[Float[Array, "T I"], Float[Array, "T I"], Float[Array, " T"]]:

@@ -7,6 +7,7 @@ from support import TINY, tiny_model
 
 from jaxllm.bench import Chunk, Cost, ModelCosts
 from jaxllm.kv_cache import kv_spec
+from jaxllm.models.moe_config import MoEConfig
 
 WIDTH, INNER, VOCAB, LAYERS = (TINY[name] for name in ("hidden_size", "intermediate_size", "vocab_size", "num_layers"))
 QUERIES, KEYS = TINY["num_heads"] * TINY["head_dim"], TINY["num_kv_heads"] * TINY["head_dim"]
@@ -97,3 +98,11 @@ def test_decoding_adds_up_its_steps():
 def test_the_slower_of_reading_and_computing_bounds_the_time():
     assert Cost(bytes=100, flops=50).seconds(10, 50) == 10
     assert Cost(bytes=100, flops=5000).seconds(10, 50) == 100
+
+
+def test_of_experts_those_count_that_a_token_takes():
+    dense, routed = costs_of(), costs_of(moe=MoEConfig(5, 2, INNER))
+    mlp = 3 * WIDTH * INNER * LAYERS
+    more = mlp + 5 * WIDTH * LAYERS  # two experts in place of one MLP, and routers
+    assert routed.layer_bytes - dense.layer_bytes == 4 * more
+    assert routed.layer_flops - dense.layer_flops == 2 * more

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import gguf
 import jax
@@ -193,3 +194,11 @@ def test_native_kernels_are_named_with_their_instruction_set_or_what_is_missing(
     assert report(run, folder, "--dtype", "float32")["machine"]["kernels"]["matmul"] == "xla"
     monkeypatch.setattr("pallas_kernels.cpu.unavailable", lambda: "no compiler")
     assert "native kernels none: no compiler" in " ".join(run("info", folder, "--dtype", "float32").stdout.split())
+
+
+def test_experts_are_told(run):
+    mixtral = Path(__file__).parents[1] / "fixtures" / "mixtral"
+    found = report(run, mixtral, "--dtype", "float32", exit_code=1)  # it has no tokenizer
+    assert found["model"]["experts"] == {"num_experts": 5, "experts_per_token": 3, "expert_size": 40, "layers": 2}
+    assert found["step"]["weight_bytes"] == found["running"]["weight_bytes"] - 4 * (2 * 2 * 3 * 40 * 48 + 131 * 48 + 48)
+    assert "3 of 5 for each token in 2 layers" in run("info", mixtral).stdout

@@ -130,9 +130,9 @@ def quantized(pool: np.ndarray, garbage: float) -> Int8Pool:
     return Int8Pool(values, scales)
 
 
-@partial(jax.jit, static_argnames=("scale", "window", "soft_cap", "deterministic", "implementation"))
-def _attend(q, k_pool, v_pool, tables, query_start, lengths, sinks, slopes, *, scale, window, soft_cap, deterministic,
-            implementation):
+@partial(jax.jit, static_argnames=("scale", "window", "chunk", "soft_cap", "deterministic", "implementation"))
+def _attend(q, k_pool, v_pool, tables, query_start, lengths, sinks, slopes, *, scale, window, chunk, soft_cap,
+            deterministic, implementation):
     metadata = paged_attention_metadata(tables, query_start, lengths, q.shape[0], k_pool.shape[2])
     return paged_attention(
         q,
@@ -141,6 +141,7 @@ def _attend(q, k_pool, v_pool, tables, query_start, lengths, sinks, slopes, *, s
         metadata,
         scale=scale,
         window=window,
+        chunk=chunk,
         soft_cap=soft_cap,
         sinks=sinks,
         alibi_slopes=slopes,
@@ -155,6 +156,7 @@ def attend(
     implementation: str | None,
     *,
     window: int | None = None,
+    chunk: int | None = None,
     soft_cap: float | None = None,
     sinks: np.ndarray | None = None,
     alibi_slopes: np.ndarray | None = None,
@@ -168,6 +170,7 @@ def attend(
         None if alibi_slopes is None else jnp.asarray(alibi_slopes, jnp.float32),
         scale=case.q.shape[-1] ** -0.5,
         window=window,
+        chunk=chunk,
         soft_cap=soft_cap,
         deterministic=deterministic,
         implementation=implementation,

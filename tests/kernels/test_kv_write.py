@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from kernels.native import IMPLEMENTATIONS, needs_native
 
-from pallas_kernels.kv_write import kv_write
+from pallas_kernels.kv_write import kv_write, write_pool
 
 
 @pytest.fixture(params=IMPLEMENTATIONS)
@@ -49,6 +49,15 @@ def test_padding_touches_the_null_block_only(write):
     written = write(k_pool, v_pool, k, v, slots)
     np.testing.assert_array_equal(written[0][1:], k_pool[1:])
     np.testing.assert_array_equal(written[1][1:], v_pool[1:])
+
+
+def test_a_pool_alone_is_written_in_place_as_keys_are():
+    k_pool, v_pool, k, v, slots = step("bfloat16")
+    expected, _ = kv_write(k_pool, v_pool, k, v, slots, implementation="oracle")
+    before = k_pool.unsafe_buffer_pointer()
+    written = jax.jit(write_pool, donate_argnums=0)(k_pool, k, slots)
+    assert written.unsafe_buffer_pointer() == before
+    np.testing.assert_array_equal(written[1:].astype(jnp.float32), expected[1:].astype(jnp.float32))
 
 
 def test_donated_pools_are_written_in_place(write):

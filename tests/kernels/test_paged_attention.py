@@ -82,6 +82,33 @@ def test_linear_biases_are_left_to_xla_by_native_kernels():
         pc.attend(case, "cpu", alibi_slopes=slopes)
 
 
+@pytest.mark.sweep
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_latents_of_deepseeks_size_equal_the_oracle(dtype):
+    """Tolerance of the lse: sums of 576 products, twice the square root of those of 64 numbers."""
+    shape = pc.Shape(16, 1, 576, 16, dtype, blocks_per_row=40)
+    case = pc.build(np.random.default_rng(0), shape, [1, 7, 1, 40], [17, 20, 600, 300], 64)
+    out, lse = pc.attend(case, None)
+    expected, expected_lse = pc.expected(case)
+    np.testing.assert_allclose(out, expected, rtol=0, atol=UNIT[dtype] * case.largest)
+    np.testing.assert_allclose(lse[:49], expected_lse[:49], rtol=0, atol=3 * LSE[dtype])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", pytest.param("int8", marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("options", [{"chunk": 100}, {"chunk": 5, "soft_cap": 5.0, "with_sinks": True}], ids=str)
+def test_chunks_of_positions_equal_the_oracle(options, dtype):
+    check("xla", pc.Shape(9, 3, dtype=dtype), *MIXED, **options)
+
+
+@needs_native
+def test_chunks_are_left_to_xla_by_native_kernels():
+    case = pc.build(np.random.default_rng(0), pc.Shape(9, 3), [1, 5], [7, 5], 8)
+    for found, wanted in zip(*(pc.attend(case, name, chunk=3) for name in (None, "xla")), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+    with pytest.raises(ValueError, match="chunk"):
+        pc.attend(case, "cpu", chunk=3)
+
+
 HEADS = [(9, 3, 64), (4, 4, 64), (8, 1, 80), (4, 2, 96), (4, 1, 128), (1, 1, 64)]
 
 

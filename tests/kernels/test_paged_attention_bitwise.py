@@ -84,6 +84,16 @@ def test_outputs_with_linear_biases_do_not_depend_on_company(dtype):
 
 
 @pytest.mark.sweep
+def test_outputs_over_latents_of_deepseeks_size_do_not_depend_on_company():
+    check(None, pc.Shape(16, 1, 576, 16, "bfloat16", blocks_per_row=24), trials=1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.sweep)])
+def test_outputs_in_chunks_of_positions_do_not_depend_on_company(dtype):
+    check("xla", pc.Shape(6, 2, 96, 32, dtype, blocks_per_row=24), trials=1, chunk=100)
+
+
+@pytest.mark.sweep
 @pytest.mark.parametrize(("implementation", "dtype"), pc.kinds("bfloat16", "float32", "int8"))
 @pytest.mark.parametrize(
     ("shape", "options"),

@@ -31,6 +31,8 @@ def arguments():
         ({"k_pool": jnp.zeros((4, 2, 32, 8)), "v_pool": jnp.zeros((4, 2, 32, 8))}, "blocks of 32 slots.*for 16"),
         ({"scale": 0.0}, "scale=0.0 must be positive"),
         ({"window": 0}, "window=0 must be at least 1"),
+        ({"chunk": 0}, "chunk=0 must be at least 1"),
+        ({"chunk": 8, "window": 4}, "chunk=8 .* window=None, which is 4"),
         ({"soft_cap": -1.0}, "soft_cap=-1.0 must be positive"),
         ({"sinks": jnp.zeros(3)}, r"sinks must be float32 \[N\] = \[4\]"),
         ({"sinks": jnp.zeros(4, jnp.bfloat16)}, r"sinks must be float32 \[N\] = \[4\], got bfloat16"),

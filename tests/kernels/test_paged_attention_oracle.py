@@ -11,7 +11,7 @@ from kernels import paged_cases as pc
 SHAPE = pc.Shape(num_heads=4, num_kv_heads=2, head_dim=8, block_size=4, dtype="float32", blocks_per_row=8)
 
 
-def dense(q, k, v, *, window=None, soft_cap=None, sinks=None, alibi_slopes=None):
+def dense(q, k, v, *, window=None, chunk=None, soft_cap=None, sinks=None, alibi_slopes=None):
     """Causal attention of all positions of one sequence: q [T, N, H], k and v [T, K, H]."""
     repeat = q.shape[1] // k.shape[1]
     k, v = (jnp.repeat(x, repeat, axis=1) for x in (k, v))
@@ -24,6 +24,8 @@ def dense(q, k, v, *, window=None, soft_cap=None, sinks=None, alibi_slopes=None)
     mask = jnp.tril(jnp.ones((length, length), bool))
     if window is not None:
         mask &= ~jnp.tril(jnp.ones((length, length), bool), -window)
+    if chunk is not None:
+        mask &= jnp.arange(length)[:, None] // chunk == jnp.arange(length) // chunk
     logits = jnp.where(mask, logits, -jnp.inf)
     if sinks is not None:
         logits = jnp.concatenate([logits, jnp.broadcast_to(sinks[:, None, None], (*logits.shape[:2], 1))], axis=-1)
@@ -33,9 +35,9 @@ def dense(q, k, v, *, window=None, soft_cap=None, sinks=None, alibi_slopes=None)
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"window": 5}, {"soft_cap": 1.5}, {"sinks": np.array([0.5, -1, 3, 0], np.float32)},
+    [{}, {"window": 5}, {"chunk": 6}, {"soft_cap": 1.5}, {"sinks": np.array([0.5, -1, 3, 0], np.float32)},
      {"alibi_slopes": np.array([0.5, 0.25, 0.1, 2], np.float32)}],
-    ids=["plain", "window", "soft_cap", "sinks", "alibi_slopes"],
+    ids=["plain", "window", "chunk", "soft_cap", "sinks", "alibi_slopes"],
 )
 def test_equals_dense_attention(options):
     # Both are exact up to float32 rounding of sums over at most 22 keys.

@@ -6,13 +6,14 @@ Families and their variants are the registry's; features are what the translatio
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from jaxllm.models.config import DecoderConfig
+from jaxllm.models.config import DecoderConfig, MoEConfig
+from jaxllm.models.families.common import HFConfig
 from jaxllm.models.registry import FAMILIES, Family, family_of
+from jaxllm.weights import resolve
 from jaxllm.weights.names import ARCHITECTURES
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -31,7 +32,7 @@ def _lines() -> Iterator[str]:
     yield "| family | models | `architectures` | GGUF | features | tested on |"
     yield "|---|---|---|---|---|---|"
     for family in FAMILIES:
-        stored = [name for name, found in ARCHITECTURES.items() if found.name in family.architectures]
+        stored = [name for name, found in ARCHITECTURES.items() if set(found.names) & set(family.architectures)]
         names = ", ".join(f"`{name}`" for name in family.architectures)
         yield (f"| {family.name} | {family.variants} | {names} | {', '.join(f'`{name}`' for name in stored) or '-'} | "
                f"{', '.join(_features_of(family))} | {'; '.join(_tests(family))} |")
@@ -42,8 +43,8 @@ def _features_of(family: Family) -> list[str]:
     return list(dict.fromkeys(feature for config in configs for feature in features(config)))
 
 
-def _fixtures(family: Family) -> dict[str, dict[str, object]]:
-    found = {path.parent.name: json.loads(path.read_text()) for path in sorted(FIXTURES.glob("*/config.json"))}
+def _fixtures(family: Family) -> dict[str, HFConfig]:
+    found = {path.parent.name: resolve(path.parent).config for path in sorted(FIXTURES.glob("*/config.json"))}
     return {name: config for name, config in found.items() if family_of(config) is family}
 
 
@@ -58,6 +59,14 @@ def features(config: DecoderConfig) -> Iterator[str]:
     if config.sliding_window is not None:
         yield "sliding window in some layers" if config.full_layers else "sliding window"
     yield from _rope_features(config)
+    if config.attention_chunk is not None:
+        yield "attention in chunks"
+    if config.attention_temperature is not None:
+        yield "temperature by position"
+    if config.attention_sinks:
+        yield "attention sinks"
+    if config.latent is not None:
+        yield "latent attention" + ("" if config.latent.q_rank is None else ", queries of a low rank")
     if config.unrotated_layers:
         yield "layers without rotary embedding"
     if config.attention_bias:
@@ -71,7 +80,8 @@ def features(config: DecoderConfig) -> Iterator[str]:
     if config.embedding_norm:
         yield "normalized embedding"
     if config.qk_norm != "none":
-        over = {"head": "", "heads": " of each head's own", "all": " over all heads"}[config.qk_norm]
+        over = {"head": "", "heads": " of each head's own", "unit": " without weights",
+                "all": " over all heads"}[config.qk_norm]
         yield f"norms of q and k{over}{' after the rotary embedding' if config.qk_norm_after_rope else ''}"
     if config.qkv_clip is not None:
         yield "clipped q, k, v"
@@ -85,6 +95,8 @@ def features(config: DecoderConfig) -> Iterator[str]:
         yield "scaled embedding"
     if config.residual_scale != 1:
         yield "scaled residuals"
+    if config.moe is not None:
+        yield from _expert_features(config.moe)
     if not config.gated_mlp:
         yield f"{_ACTIVATIONS[config.activation]} without a gate"
     elif config.activation != "silu":
@@ -102,6 +114,27 @@ def features(config: DecoderConfig) -> Iterator[str]:
 _ACTIVATIONS = {"silu": "SiLU", "gelu": "GELU", "gelu_tanh": "GELU by tanh", "relu": "ReLU", "relu2": "squared ReLU"}
 
 
+def _expert_features(moe: MoEConfig) -> Iterator[str]:
+    scores = {"softmax": "", "sigmoid": " by sigmoid", "sparsemixer": " by sparsemixer"}[moe.scores]
+    yield f"experts{scores}{', weights that add up to 1' if moe.normalize else ''}"
+    if moe.correction:
+        yield "corrected choice of experts"
+    if moe.groups > 1:
+        yield "experts of some groups alone"
+    if moe.scale != 1:
+        yield "scaled weights of experts"
+    if moe.bias:
+        yield "biases of router and experts"
+    if moe.gate_limit is not None:
+        yield "clamped gates"
+    if moe.weigh_inputs:
+        yield "weighted inputs of experts"
+    if moe.shared_size is not None:
+        yield f"a shared expert{' with a gate' if moe.shared_gate else ''}"
+    if moe.dense_layers:
+        yield "some layers without experts"
+
+
 def _rope_features(config: DecoderConfig) -> Iterator[str]:
     rope = config.rope
     if config.learned_positions:
@@ -112,7 +145,7 @@ def _rope_features(config: DecoderConfig) -> Iterator[str]:
         return
     if rope.kind != "default":
         yield f"{rope.kind} rope"
-    if rope.rotary_dim is not None:
+    if rope.rotary_dim is not None and config.latent is None:
         yield "rotary embedding of a part of each head"
     if rope.interleaved:
         yield "interleaved rotary embedding"

@@ -15,12 +15,13 @@ from jaxllm.runner.weights import Weights
 class PagedForward:
     """A model with an empty cache for some rows, each of which has blocks of its own, in no particular order.
 
-    buckets: the numbers of tokens that steps are padded to, some of the model's own, where fewer programs will do.
+    cache: the dtype of what is cached. buckets: the numbers of tokens that steps are padded to, some of the model's
+        own, where fewer programs will do.
     """
 
-    def __init__(self, model, params, *, rows, length, tokens_per_step, block_size=8, buckets=None):
+    def __init__(self, model, params, *, rows, length, tokens_per_step, block_size=8, buckets=None, cache="auto"):
         sizes = EngineSizes(max_num_seqs=rows, max_model_len=length, max_num_batched_tokens=tokens_per_step,
-                            block_size=block_size)
+                            block_size=block_size, kv_cache_dtype=cache)
         self._config, spec = choose_config(model, sizes)
         self._programs = Programs(model, spec, self._config, layers_per_program())
         self._buckets = buckets or self._programs.token_buckets

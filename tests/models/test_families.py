@@ -8,7 +8,6 @@ by as much as they are large.
 from __future__ import annotations
 
 import functools
-import json
 
 import numpy as np
 import pytest
@@ -18,6 +17,7 @@ from support import greedy, run
 
 from jaxllm.engine.build import EngineSizes, build_engine
 from jaxllm.models.registry import FAMILIES, family_of
+from jaxllm.weights import resolve
 
 IN_ALL_PROGRAMS = ["gemma3", "llama", "qwen2"]  # the others in two, as what takes long is compiling
 IN_TWO_PROGRAMS = [name if name == "gptj" else pytest.param(name, marks=pytest.mark.sweep)
@@ -31,10 +31,11 @@ def _forward(name, dtype="float32", buckets=None):
 
 
 def test_every_family_has_a_fixture_that_is_longer_than_its_window():
-    configs = {name: json.loads((FIXTURES / name / "config.json").read_text()) for name in NAMES}
+    configs = {name: resolve(FIXTURES / name).config for name in NAMES}
     assert {family_of(config).name for config in configs.values()} == {family.name for family in FAMILIES}
     for name, config in configs.items():
-        window = family_of(config).decoder_config(config).sliding_window
+        found = family_of(config).decoder_config(config)
+        window = found.sliding_window or found.attention_chunk
         assert window is None or all(len(ids) > 2 * window for ids, _, _ in expected(name))
 
 

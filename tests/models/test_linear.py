@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxllm.models import linear as module
-from jaxllm.models.linear import linear, register_linear
+from jaxllm.models.linear import head_linear, linear, register_linear
 
 
 @jax.tree_util.register_dataclass
@@ -50,3 +50,26 @@ def test_a_rows_bits_do_not_depend_on_the_number_of_rows(dtype, shape):
         for first in (0, 3):
             part = product(x[first:first + rows], weight, jnp.float32)
             np.testing.assert_array_equal(part, whole[first:first + rows])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", [(3, 10, 36), (2, 128, 512), (2, 512, 128)])
+def test_a_product_of_heads_is_each_ones_and_its_rows_bits_are_their_own(dtype, shape):
+    heads, size_in, size_out = shape
+    generator = np.random.default_rng(0)
+    x = jnp.asarray(generator.normal(size=(128, heads, size_in)), dtype)
+    weight = jnp.asarray(generator.normal(size=(heads, size_out, size_in)), dtype)
+    whole = np.asarray(jax.jit(head_linear)(x, weight))
+    for head in range(heads):
+        np.testing.assert_array_equal(whole[:, head], linear(x[:, head], weight[head]))
+    for rows in (8, 32, 64):
+        np.testing.assert_array_equal(jax.jit(head_linear)(x[:rows], weight), whole[:rows])
+
+
+def test_on_other_devices_a_product_of_heads_is_one_product(monkeypatch):
+    generator = np.random.default_rng(0)
+    x, weight = (jnp.asarray(generator.normal(size=size), "float32") for size in ((8, 3, 10), (3, 36, 10)))
+    by_head = head_linear(x, weight)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert "dot_general" in str(jax.make_jaxpr(head_linear)(x, weight))
+    np.testing.assert_allclose(head_linear(x, weight), by_head, rtol=0, atol=1e-5)

@@ -107,7 +107,8 @@ def test_heads_that_do_not_divide_are_refused():
 def test_every_parameter_has_checkpoint_names_and_the_other_way_round(family):
     for changes in ({}, {"tie_word_embeddings": True}, {"attention_bias": True, "mlp_bias": True}):
         config = family.decoder_config(
-            {**BASE, **GPT2_WORDS, "hidden_act": None, "architectures": list(family.architectures), **changes})
+            {**BASE, **GPT2_WORDS, "num_experts_per_tok": 2, "hidden_act": None,
+             "architectures": list(family.architectures), **changes})
         model = build_model(config, np.float32)
         assert set(family.weight_map(model)) == set(model.specs)
 

@@ -55,6 +55,6 @@ def test_the_sources_of_both_packages_are_in_it(tmp_path):
 
 
 def test_the_classes_of_a_tree_are_named_by_where_they_are():
-    tree = jax.tree.structure({"a": StepContext((1, 2), 3, [])})
+    tree = jax.tree.structure({"a": StepContext((1, 2), 3, 4, 5, [])})
     assert fingerprint.types_of(tree)[:3] == ["builtins.dict", "jaxllm.models.step.StepContext", "builtins.tuple"]
     assert fingerprint.types_of(jax.tree.structure(1)) == []

@@ -7,11 +7,13 @@ what llama.cpp's conversion does to values: norms of Gemma with 1 added (rounded
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
+from weights.checkpoint_files import permute_rows
 
 from jaxllm.models.registry import family_of
 from jaxllm.weights import GGUFSource, SafetensorsSource
@@ -85,6 +87,75 @@ def test_a_gguf_file_means_what_its_checkpoint_means(name, tmp_path):
         values = source.read(tensor).astype(np.float32)
         wanted = values + np.float32(1) - np.float32(1) if raised else values
         np.testing.assert_array_equal(found.read(tensor), wanted)
+    family = family_of(hf)
+    assert family_of(found.config).name == family.name == name
+    assert family.decoder_config(found.config) == family.decoder_config(hf)
+
+
+_EXPERTS = {
+    "mixtral": ("llama", gguf.MODEL_ARCH.LLAMA, "block_sparse_moe", {
+        "w1": "layers.{}.feed_forward.experts.w1", "w2": "layers.{}.feed_forward.experts.w2",
+        "w3": "layers.{}.feed_forward.experts.w3"}),
+    **{name: (arch.name.lower(), arch, "mlp", {
+        part: f"model.layers.{{}}.mlp.experts.{part}" for part in ("gate_proj", "up_proj", "down_proj")})
+       for name, arch in (("qwen2_moe", gguf.MODEL_ARCH.QWEN2MOE), ("qwen3_moe", gguf.MODEL_ARCH.QWEN3MOE))},
+}
+
+
+def _write_experts(path, name, source, hf, kept):
+    """As llama.cpp writes them: all experts' matrices in one tensor, matrices of one row as vectors, and rows of
+    Mixtral's queries and keys in its order."""
+    architecture, kind, module, merged = _EXPERTS[name]
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_block_count(hf["num_hidden_layers"])
+    writer.add_context_length(hf["max_position_embeddings"])
+    writer.add_embedding_length(hf["hidden_size"])
+    writer.add_feed_forward_length(hf["intermediate_size"])
+    writer.add_head_count(hf["num_attention_heads"])
+    writer.add_head_count_kv(hf["num_key_value_heads"])
+    writer.add_key_length(hf["head_dim"])
+    writer.add_layer_norm_rms_eps(hf["rms_norm_eps"])
+    writer.add_rope_freq_base(hf["rope_parameters"]["rope_theta"])
+    count = hf["num_local_experts"] if "num_local_experts" in hf else hf["num_experts"]
+    writer.add_expert_count(count)
+    writer.add_expert_used_count(hf["num_experts_per_tok"])
+    if module == "mlp":
+        writer.add_expert_feed_forward_length(hf["moe_intermediate_size"])
+    if name == "qwen2_moe":
+        writer.add_expert_shared_feed_forward_length(hf["shared_expert_intermediate_size"])
+    tensors = {tensor: source.read(tensor).astype(np.float32) for tensor in kept}
+    if name == "mixtral":
+        for tensor, heads in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
+            tensors |= {key: permute_rows(values, hf[heads]) for key, values in tensors.items() if tensor in key}
+    for layer in range(hf["num_hidden_layers"]):
+        for part, to in merged.items():
+            parts = [f"model.layers.{layer}.{module}.experts.{expert}.{part}.weight" for expert in range(count)]
+            if parts[0] in tensors:
+                tensors[f"{to.format(layer)}.weight"] = np.stack([tensors.pop(key) for key in parts])
+    _write_tensors(writer, kind, hf["num_hidden_layers"],
+                   {key: values[0] if values.shape[0] == 1 and values.ndim == 2 else values
+                    for key, values in tensors.items()})
+
+
+@pytest.mark.parametrize("name", _EXPERTS)
+def test_experts_that_lie_in_one_tensor_are_those_of_the_checkpoint(name, tmp_path):
+    folder = FIXTURES / name
+    hf = json.loads((folder / "config.json").read_text())
+    # What the format cannot say; layers without experts are left out.
+    hf |= {"sliding_window": None, "use_sliding_window": False, "mlp_only_layers": [], "decoder_sparse_step": 1}
+    source = SafetensorsSource(folder)
+    kept = {tensor for tensor in source.tensors if not re.search(r"\.mlp\.(gate|up|down)_proj", tensor)}
+    _write_experts(tmp_path / "tiny.gguf", name, source, hf, kept)
+    found = GGUFSource(tmp_path / "tiny.gguf")
+    assert set(found.tensors) == kept
+    for tensor in kept:
+        values = source.read(tensor).astype(np.float32)
+        np.testing.assert_array_equal(found.read(tensor).reshape(values.shape), values)
+    part = np.empty((3, hf["hidden_size"]), np.float32)
+    tensor = next(tensor for tensor in source.tensors if ".experts.2." in tensor and tensor.endswith(
+        ("w3.weight", "up_proj.weight")))
+    found.read_rows(tensor, 5, 8, part)
+    np.testing.assert_array_equal(part, source.read(tensor)[5:8].astype(np.float32))
     family = family_of(hf)
     assert family_of(found.config).name == family.name == name
     assert family.decoder_config(found.config) == family.decoder_config(hf)

@@ -25,7 +25,8 @@ class Stored:
 
 Names = Mapping[str, tuple[str | Stored, ...]]
 """For each module of the decoder, the modules of a checkpoint that make it up, stacked along their first axis; ``{}``
-stands for the layer's number in both. Modules that a model does not have are left out of account."""
+stands for the layer's number in both. Modules that a model does not have are left out of account. A parameter can have
+an entry of its own, "layers.{}.mlp.router.correction", with the whole names of tensors."""
 
 LLAMA_NAMES: Names = {
     "embedding": ("model.embed_tokens",),
@@ -49,6 +50,21 @@ QK_NORM_NAMES: Names = {
 PLAIN_MLP_NAMES: Names = {"layers.{}.mlp.up": ("model.layers.{}.mlp.up_proj",)}
 
 
+def expert_names(config: DecoderConfig, module: str, gate_up: tuple[str, str] = ("gate_proj", "up_proj"),
+                 down: str = "down_proj", router: str = "gate") -> Names:
+    """Of experts whose matrices are tensors of their own, ``module.experts.7.gate_proj``, beside a router.
+
+    module: with ``{}`` for the layer's number. gate_up, down, router: what its parts are called.
+    """
+    count = 0 if config.moe is None else config.moe.num_experts
+    return {
+        "layers.{}.mlp.router": (f"{module}.{router}",),
+        "layers.{}.mlp.experts.gate_up": tuple(
+            f"{module}.experts.{expert}.{part}" for expert in range(count) for part in gate_up),
+        "layers.{}.mlp.experts.down": tuple(f"{module}.experts.{expert}.{down}" for expert in range(count)),
+    }
+
+
 Aliases = tuple[tuple[str, str], ...]
 """Other names that checkpoints use: a regular expression found in a name of the table, and what replaces it."""
 
@@ -62,15 +78,17 @@ def weight_map(names: Names, config: DecoderConfig, specs: Mapping[str, ParamSpe
         if module.startswith("layers."):
             _, layer, rest = module.split(".", 2)
             module = f"layers.{{}}.{rest}"
-        found[path] = tuple(_piece(stored, layer, leaf, config) for stored in names[module])
+        whole = f"{module}.{leaf}"
+        found[path] = tuple(_piece(stored, layer, "", config) for stored in names[whole]) if whole in names else tuple(
+            _piece(stored, layer, f".{leaf}", config) for stored in names[module])
     return found
 
 
 def _piece(stored: str | Stored, layer: str, leaf: str, config: DecoderConfig) -> Piece:
     if isinstance(stored, str):
-        return Piece(f"{stored.format(layer)}.{leaf}")
+        return Piece(f"{stored.format(layer)}{leaf}")
     read = stored.read
-    return Piece(f"{stored.name.format(layer)}.{leaf}", lambda tensor: read(tensor, config))
+    return Piece(f"{stored.name.format(layer)}{leaf}", lambda tensor: read(tensor, config))
 
 
 def transposed(tensor: np.ndarray, config: DecoderConfig) -> np.ndarray:
@@ -81,6 +99,16 @@ def transposed(tensor: np.ndarray, config: DecoderConfig) -> np.ndarray:
 def flat(tensor: np.ndarray, config: DecoderConfig) -> np.ndarray:
     """Of norms of each head, ``[heads, head_dim]``."""
     return tensor.reshape(-1)
+
+
+def rows_of_experts(tensor: np.ndarray, config: DecoderConfig) -> np.ndarray:
+    """Of all experts' matrices in one tensor, ``[E, out, in]``."""
+    return tensor.reshape(-1, tensor.shape[-1])
+
+
+def one_row(tensor: np.ndarray, config: DecoderConfig) -> np.ndarray:
+    """Of a matrix of one row, which some formats keep as a vector."""
+    return tensor.reshape(1, -1)
 
 
 def grouped_by_head(tensor: np.ndarray, config: DecoderConfig) -> np.ndarray:

@@ -68,15 +68,16 @@ def _yarn(parameters: HFConfig, hf: HFConfig) -> dict[str, Any]:
     if parameters.get("attention_factor") is not None:
         attention = parameters["attention_factor"]
     elif all(weights):
-        attention = _yarn_scale(factor, weights[0]) / _yarn_scale(factor, weights[1])
+        attention = yarn_scale(factor, weights[0]) / yarn_scale(factor, weights[1])
     else:
-        attention = _yarn_scale(factor, 1.0)
+        attention = yarn_scale(factor, 1.0)
     return {"kind": "yarn", "factor": factor, "original_max_position": original, "attention_factor": attention,
             "beta_fast": parameters.get("beta_fast") or 32.0, "beta_slow": parameters.get("beta_slow") or 1.0,
             "truncate": bool(parameters.get("truncate", True))}
 
 
-def _yarn_scale(factor: float, weight: Any) -> float:
+def yarn_scale(factor: float, weight: Any) -> float:
+    """What yarn scales queries and keys by where a context is extended by ``factor``."""
     require_positive("rope mscale", weight)
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1
 

@@ -26,14 +26,15 @@ def decoder_config(hf: HFConfig) -> DecoderConfig:
         family="smollm3",
         **common_fields(hf) | {"tie_word_embeddings": bool(hf.get("tie_word_embeddings", True))},
         rope=rope_config(hf, theta=2e6),
-        unrotated_layers=_unrotated_layers(hf),
+        unrotated_layers=unrotated_layers(hf),
         attention_bias=bias,
         attention_output_bias=bias,
         mlp_bias=bool(hf.get("mlp_bias", False)),
     )
 
 
-def _unrotated_layers(hf: HFConfig) -> tuple[int, ...]:
+def unrotated_layers(hf: HFConfig) -> tuple[int, ...]:
+    """Those that ``no_rope_layers`` lists, or else every so-manieth."""
     layers, rotated = size(hf, "num_hidden_layers"), hf.get("no_rope_layers")
     if rotated is None:
         interval = size({"no_rope_layer_interval": 4, **hf}, "no_rope_layer_interval")

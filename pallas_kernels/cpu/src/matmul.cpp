@@ -94,7 +94,25 @@ struct Call {
   ffi::Error invalid(const char* text) const { return ffi::Error::InvalidArgument(std::string(name) + ": " + text); }
 };
 
-ffi::Error compute(const Call& call, Matmul m) {
+// How many rows each of some weights has; rows and weights lie one after the other.
+struct Groups {
+  const int32_t* sizes;
+  int64_t count;
+};
+
+int64_t workspace_bytes(const Matmul& m) {
+  const int64_t inputs = m.kind == GGUFKind::kI8 ? m.inputs / 2 : m.inputs;
+  return code_bytes(m) + scale_bytes(m) + num_blocks(m) * num_steps(inputs) * kStepBytes;
+}
+
+void multiply_rows(const Call& call, Matmul m) {
+  m.not_zeros = count_not_zeros(m);
+  uint8_t* packed = call.workspace.typed_data() + code_bytes(m) + scale_bytes(m);
+  if (m.kind == GGUFKind::kI8) quantize_tokens(call.pool, m, call.workspace.typed_data());
+  multiply_packed(call.pool, m, packed);
+}
+
+ffi::Error compute(const Call& call, Matmul m, const Groups* groups = nullptr) {
   const ffi::DataType type = call.y.element_type();
   if (type != ffi::BF16 && (call.gated || type != ffi::F32))
     return call.invalid(call.gated ? "y must be bfloat16" : "y must be bfloat16 or float32");
@@ -112,39 +130,56 @@ ffi::Error compute(const Call& call, Matmul m) {
     std::memset(m.y, 0, call.y.size_bytes());
     return ffi::Error::Success();
   }
-  m.not_zeros = count_not_zeros(m);
-  const bool integers = m.kind == GGUFKind::kI8;
-  const int64_t packed_bytes = num_blocks(m) * num_steps(integers ? m.inputs / 2 : m.inputs) * kStepBytes;
-  const int64_t quantized_bytes = code_bytes(m) + scale_bytes(m);
-  if (static_cast<int64_t>(call.workspace.element_count()) < quantized_bytes + packed_bytes)
+  if (static_cast<int64_t>(call.workspace.element_count()) < workspace_bytes(m))
     return call.invalid("the workspace is too small");
-  uint8_t* workspace = call.workspace.typed_data();
-  if (integers) quantize_tokens(call.pool, m, workspace);
-  multiply_packed(call.pool, m, workspace + quantized_bytes);
+  if (groups == nullptr) {
+    multiply_rows(call, m);
+    return ffi::Error::Success();
+  }
+  const int64_t y_bytes = m.outputs * (m.y_is_float32 ? 4 : 2);
+  char* y = static_cast<char*>(m.y);
+  int64_t row = 0;
+  for (int64_t g = 0; g < groups->count; ++g) {
+    Matmul each = m;
+    each.tokens = std::clamp<int64_t>(groups->sizes[g], 0, m.tokens - row);
+    if (each.tokens == 0) continue;
+    each.x += row * m.inputs, each.y = y + row * y_bytes, each.w += g * m.outputs * m.row_bytes;
+    if (m.scale != nullptr) each.scale += g * m.outputs;
+    multiply_rows(call, each);
+    row += each.tokens;
+  }
+  std::memset(y + row * y_bytes, 0, (m.tokens - row) * y_bytes);
   return ffi::Error::Success();
 }
 
-ffi::Error plain(const Call& call, const ffi::Buffer<ffi::BF16>& w) {
-  const auto xs = call.x.dimensions(), ws = w.dimensions(), ys = call.y.dimensions();
-  if (xs.size() != 2 || ws.size() != 2 || ys.size() != 2) return call.invalid("x, w and y must have two dimensions");
-  if (xs[1] != ws[1] || ys[0] != xs[0] || ws[0] != (call.gated ? 2 : 1) * ys[1])
-    return call.invalid(call.gated ? "shapes must be x[T, I], w[2 * F, I] and y[T, F]"
-                                   : "shapes must be x[T, I], w[O, I] and y[T, O]");
-  Matmul m{};
-  m.w = reinterpret_cast<const uint8_t*>(w.typed_data()), m.row_bytes = 2 * ws[1], m.kind = GGUFKind::kBF16;
-  return compute(call, m);
+int64_t rows_of_w(const Call& call, const Groups* groups) {
+  return call.y.dimensions()[1] * (groups != nullptr ? groups->count : call.gated ? 2 : 1);
 }
 
-ffi::Error quantized(const Call& call, const ffi::Buffer<ffi::U8>& w, const ffi::Buffer<ffi::F32>& scale, int64_t kind) {
+ffi::Error plain(const Call& call, const ffi::Buffer<ffi::BF16>& w, const Groups* groups = nullptr) {
+  const auto xs = call.x.dimensions(), ws = w.dimensions(), ys = call.y.dimensions();
+  if (xs.size() != 2 || ws.size() != 2 || ys.size() != 2) return call.invalid("x, w and y must have two dimensions");
+  if (xs[1] != ws[1] || ys[0] != xs[0] || ws[0] != rows_of_w(call, groups))
+    return call.invalid(groups != nullptr ? "shapes must be x[T, I], w[E * O, I] and y[T, O]"
+                        : call.gated      ? "shapes must be x[T, I], w[2 * F, I] and y[T, F]"
+                                          : "shapes must be x[T, I], w[O, I] and y[T, O]");
+  Matmul m{};
+  m.w = reinterpret_cast<const uint8_t*>(w.typed_data()), m.row_bytes = 2 * ws[1], m.kind = GGUFKind::kBF16;
+  return compute(call, m, groups);
+}
+
+ffi::Error quantized(const Call& call, const ffi::Buffer<ffi::U8>& w, const ffi::Buffer<ffi::F32>& scale, int64_t kind,
+                     const Groups* groups = nullptr) {
   const auto xs = call.x.dimensions(), ws = w.dimensions(), ys = call.y.dimensions(), ss = scale.dimensions();
   const Block block = block_of(static_cast<GGUFKind>(kind));
   if (block.bytes == 0 || kind == static_cast<int64_t>(GGUFKind::kBF16)) return call.invalid("kind is not known");
   if (xs.size() != 2 || ws.size() != 2 || ys.size() != 2) return call.invalid("x, w and y must have two dimensions");
   if (xs[1] % block.elements != 0 || xs[1] % kInputsPerStep != 0)
     return call.invalid("x must have whole blocks of inputs, in multiples of 32");
-  if (ws[1] != xs[1] / block.elements * block.bytes || ys[0] != xs[0] || ws[0] != (call.gated ? 2 : 1) * ys[1])
-    return call.invalid(call.gated ? "shapes must be x[T, I], w[2 * F, bytes of I] and y[T, F]"
-                                   : "shapes must be x[T, I], w[O, bytes of I] and y[T, O]");
+  if (ws[1] != xs[1] / block.elements * block.bytes || ys[0] != xs[0] || ws[0] != rows_of_w(call, groups))
+    return call.invalid(groups != nullptr ? "shapes must be x[T, I], w[E * O, bytes of I] and y[T, O]"
+                        : call.gated      ? "shapes must be x[T, I], w[2 * F, bytes of I] and y[T, F]"
+                                          : "shapes must be x[T, I], w[O, bytes of I] and y[T, O]");
   const bool scaled = kind == static_cast<int64_t>(GGUFKind::kI8);
   if (scaled && xs[1] * 128 * 128 > INT32_MAX) return call.invalid("x has too many inputs for sums of 32 bits");
   if (ss.size() != 1 || ss[0] != (scaled ? ws[0] : 0))
@@ -152,12 +187,19 @@ ffi::Error quantized(const Call& call, const ffi::Buffer<ffi::U8>& w, const ffi:
   Matmul m{};
   m.w = w.typed_data(), m.row_bytes = ws[1], m.kind = static_cast<GGUFKind>(kind);
   m.scale = scaled ? scale.typed_data() : nullptr;
-  return compute(call, m);
+  return compute(call, m, groups);
 }
 
 ffi::Error matmul(ffi::ThreadPool pool, ffi::Buffer<ffi::BF16> x, ffi::Buffer<ffi::BF16> w, ffi::Result<ffi::AnyBuffer> y,
                   ffi::Result<ffi::Buffer<ffi::U8>> workspace) {
   return plain({"matmul", false, pool, x, *y, *workspace}, w);
+}
+
+ffi::Error grouped_matmul(ffi::ThreadPool pool, ffi::Buffer<ffi::BF16> x, ffi::Buffer<ffi::BF16> w,
+                          ffi::Result<ffi::AnyBuffer> y, ffi::Result<ffi::Buffer<ffi::U8>> workspace,
+                          ffi::Buffer<ffi::S32> sizes) {
+  const Groups groups{sizes.typed_data(), static_cast<int64_t>(sizes.element_count())};
+  return plain({"grouped_matmul", false, pool, x, *y, *workspace}, w, &groups);
 }
 
 ffi::Error gated_matmul(ffi::ThreadPool pool, ffi::Buffer<ffi::BF16> x, ffi::Buffer<ffi::BF16> w,
@@ -175,6 +217,14 @@ ffi::Error quantized_gated_matmul(ffi::ThreadPool pool, ffi::Buffer<ffi::BF16> x
                                   ffi::Buffer<ffi::F32> scale, ffi::Result<ffi::AnyBuffer> y,
                                   ffi::Result<ffi::Buffer<ffi::U8>> workspace, int64_t kind, int64_t activation) {
   return quantized({"quantized_gated_matmul", true, pool, x, *y, *workspace, activation}, w, scale, kind);
+}
+
+ffi::Error quantized_grouped_matmul(ffi::ThreadPool pool, ffi::Buffer<ffi::BF16> x, ffi::Buffer<ffi::U8> w,
+                                    ffi::Buffer<ffi::F32> scale, ffi::Result<ffi::AnyBuffer> y,
+                                    ffi::Result<ffi::Buffer<ffi::U8>> workspace, int64_t kind,
+                                    ffi::Buffer<ffi::S32> sizes) {
+  const Groups groups{sizes.typed_data(), static_cast<int64_t>(sizes.element_count())};
+  return quantized({"quantized_grouped_matmul", false, pool, x, *y, *workspace}, w, scale, kind, &groups);
 }
 
 auto operands() {
@@ -201,9 +251,13 @@ auto quantized_operands() {
 }  // namespace pallas_kernels
 
 PALLAS_KERNELS_TARGET(pallas_kernels_matmul_v1, pallas_kernels::matmul, pallas_kernels::operands());
+PALLAS_KERNELS_TARGET(pallas_kernels_grouped_matmul_v1, pallas_kernels::grouped_matmul,
+                      pallas_kernels::operands().Arg<xla::ffi::Buffer<xla::ffi::S32>>());
 PALLAS_KERNELS_TARGET(pallas_kernels_gated_matmul_v1, pallas_kernels::gated_matmul,
                       pallas_kernels::operands().Attr<int64_t>("activation"));
 PALLAS_KERNELS_TARGET(pallas_kernels_quantized_matmul_v1, pallas_kernels::quantized_matmul,
                       pallas_kernels::quantized_operands());
 PALLAS_KERNELS_TARGET(pallas_kernels_quantized_gated_matmul_v1, pallas_kernels::quantized_gated_matmul,
                       pallas_kernels::quantized_operands().Attr<int64_t>("activation"));
+PALLAS_KERNELS_TARGET(pallas_kernels_quantized_grouped_matmul_v1, pallas_kernels::quantized_grouped_matmul,
+                      pallas_kernels::quantized_operands().Arg<xla::ffi::Buffer<xla::ffi::S32>>());
