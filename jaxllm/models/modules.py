@@ -17,7 +17,7 @@ from jaxllm.models.config import DecoderConfig
 from jaxllm.models.decoder import Decoder, run_layer
 from jaxllm.models.description import Description, Params
 from jaxllm.models.rope_tables import rope_tables
-from jaxllm.models.step import LayerCache, StepContext
+from jaxllm.models.step import LayerCache, StepContexts
 from jaxllm.weights.spec import ParamSpec
 
 
@@ -41,18 +41,22 @@ class DecoderModules:
             x = x + self._run("positions", params, positions + self.config.position_offset)
         return self._run("embedding_norm", params, x) if "embedding_norm" in self.outer else x
 
-    def step_context(self, positions: Int[Array, " T"], slots: Int[Array, " T"], attention: Any) -> StepContext:
+    def step_contexts(self, positions: Int[Array, " T"], attention: Any, slots: Sequence[Int[Array, " T"]],
+                      tables: Sequence[Int[Array, "R M"]]) -> StepContexts:
         """What the layers of a step share."""
         rotary = tuple(rope_tables(positions, rope, self.config.head_dim) for rope in self.config.ropes)
-        return StepContext(rotary, slots, attention)
+        return StepContexts(rotary, attention, tuple(slots), tuple(tables))
 
-    def run_layers(self, layers: slice, params: Sequence[Params], x: Float[Array, "T D"], step: StepContext,
-                   cache: Sequence[LayerCache]) -> tuple[Float[Array, "T D"], list[LayerCache]]:
-        """Some layers in a row, each with its parameters and its share of the cache, which comes back written."""
-        written = []
-        for graph, layer_params, layer_cache in zip(self.layers[layers], params, cache, strict=True):
-            x, layer_cache = run_layer(graph, layer_params, x, step, layer_cache)
-            written.append(layer_cache)
+    def run_layers(self, layers: slice, params: Sequence[Params], x: Float[Array, "T D"], step: StepContexts,
+                   cache: Sequence[LayerCache], places: Sequence[tuple[int, int]]
+                   ) -> tuple[Float[Array, "T D"], list[LayerCache]]:
+        """Some layers in a row, each with its parameters; the cache comes back written.
+
+        places: of each layer, the number of its group in ``step`` and of its share in ``cache``.
+        """
+        written = list(cache)
+        for graph, layer_params, (group, share) in zip(self.layers[layers], params, places, strict=True):
+            x, written[share] = run_layer(graph, layer_params, x, step.of(group), written[share])
         return x, written
 
     def finish(self, params: Params, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
