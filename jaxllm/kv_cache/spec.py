@@ -131,10 +131,11 @@ def kv_spec(config: DecoderConfig, dtype: DTypeLike, max_model_len: int | None =
 def kv_groups(windows: Sequence[int | None], max_model_len: int) -> tuple[KVGroup, ...]:
     """The groups of layers with these windows: few of them, of about one size.
 
-    As in vLLM's hybrid KV cache manager, a kind of layers makes up several groups where another has fewer layers. The
-    groups are as large as they can be without wasting more than an eighth of the memory, be sequences short or of full
-    length. Where the pattern of layers repeats, layers at the same place of the pattern go into one group, so that runs
-    of layers that repeat it have the same places in the cache, and can share a program.
+    As in vLLM's hybrid KV cache manager, a kind of layers makes up several groups where another has fewer layers. A
+    group is as large as the largest kind, or the smallest, or an equal part of that: the first that wastes no more than
+    a seventh of the memory that is needed, be sequences short or of full length. Where the pattern of layers repeats,
+    layers at the same place of the pattern go into one group, so that runs of layers that repeat it have the same
+    places in the cache, and can share a program.
     """
     layers = range(len(windows))
     kinds = sorted(set(windows), key=lambda window: (window is not None, window or 0))
@@ -142,11 +143,13 @@ def kv_groups(windows: Sequence[int | None], max_model_len: int) -> tuple[KVGrou
 
     def wastes(size: int) -> bool:
         padded = {kind: -(-count // size) * size for kind, count in counts.items()}
-        return any(8 * sum(padded[kind] * tokens(kind) for kind in kinds)
-                   > 9 * sum(counts[kind] * tokens(kind) for kind in kinds)
+        return any(7 * sum(padded[kind] * tokens(kind) for kind in kinds)
+                   > 8 * sum(counts[kind] * tokens(kind) for kind in kinds)
                    for tokens in (lambda kind: 1, lambda kind: max_model_len if kind is None else kind))
 
-    size = next(size for size in range(max(counts.values()), 0, -1) if not wastes(size))
+    fewest = min(counts.values())
+    sizes = [max(counts.values()), *(-(-fewest // parts) for parts in range(1, fewest + 1))]
+    size = next(size for size in sizes if not wastes(size))
     period = next(period for period in range(1, len(windows) + 1) if windows[period:] == windows[:-period])
     groups = []
     for kind in kinds:
