@@ -2,8 +2,8 @@
 
 Runs one request through the scheduler and the block manager, without a model, for the layers of published models, and
 compares the bytes that it holds with the least that will do: for each layer, as many tokens as its window sees. Beside
-it: what every layer keeping everything would hold, the most that is held between two steps while the prompt is computed
-in chunks, and the smallest pool in which the same request runs to its end.
+it: what every layer keeping everything would hold, the most that is held between two steps and within one, while it
+computes a chunk of the prompt, and the smallest pool in which the same request runs to its end, in smaller chunks.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class Held:
     """Bytes of a sequence of ``length`` tokens.
 
     least: the sum over the layers of min(length, window). full: of length. held: at the end. most: after any step.
-    pool: of the smallest pool that runs it. steps, pool_steps: how many it took, in a pool that never runs out and in
-    that one.
+    within: during any step. pool: of the smallest pool that runs it. steps, pool_steps: how many it took, in a pool
+    that never runs out and in that one.
     """
 
     model: str
@@ -80,14 +80,16 @@ class Held:
     full: int
     held: int
     most: int
+    within: int
     pool: int
     steps: int
     pool_steps: int
 
 
-def run(spec: KVSpec, length: int, block_size: int, chunk: int, num_blocks: int) -> list[int]:
-    """Compute a request of ``length`` tokens, the last ``OUTPUT`` of them generated; the blocks held after each step
-    but the last, at which it ends."""
+def run(spec: KVSpec, length: int, block_size: int, chunk: int, num_blocks: int
+        ) -> list[tuple[int, int]]:
+    """Compute a request of ``length`` tokens, the last ``OUTPUT`` of them generated; the blocks held during and after
+    each step."""
     blocks = BlockManager(num_blocks, block_size, spec.windows)
     limits = SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=chunk, max_model_len=length + 1)
     scheduler = Scheduler(limits, blocks)
@@ -95,8 +97,9 @@ def run(spec: KVSpec, length: int, block_size: int, chunk: int, num_blocks: int)
     scheduler.add(Request("0", range(length - OUTPUT), params, max_model_len=length + 1))
     held = []
     while (plan := scheduler.schedule()) is not None:
+        during = blocks.stats().used_blocks
         scheduler.update(plan, [0] * len(plan.samplers))
-        held.append(blocks.stats().used_blocks)
+        held.append((during, blocks.stats().used_blocks))
         if plan.preempted:
             raise RuntimeError("the only request was preempted")
         for sampler in plan.samplers:
@@ -116,17 +119,19 @@ def measure(name: str, length: int, block_size: int, chunk: int) -> Held:
     return Held(
         model=name, length=length, groups=len(spec.groups), layers_per_group=spec.arrays_per_group,
         least=spec.context_bytes(length), full=spec.bytes_per_token * length,
-        held=ample[-1] * nbytes, most=max(ample) * nbytes, pool=(smallest + 1) * nbytes,
+        held=ample[-1][1] * nbytes, most=max(after for _, after in ample) * nbytes,
+        within=max(during for during, _ in ample) * nbytes, pool=(smallest + 1) * nbytes,
         steps=len(ample), pool_steps=len(tight))
 
 
 def report(results: Sequence[Held]) -> str:
     """The results as a table."""
-    header = ("model", "groups x layers", "least, MiB", "all kept", "held", "most held", "smallest pool", "steps",
-              "in that pool")
+    header = ("model", "groups x layers", "least, MiB", "all kept", "held", "most", "within a step", "smallest pool",
+              "steps", "in that pool")
     return format_table(header, [
         (each.model, f"{each.groups} x {each.layers_per_group}", f"{each.least / 2**20:.1f}",
-         *(f"{value / each.least:.3f}" for value in (each.full, each.held, each.most, each.pool)),
+         *(f"{value / each.least:.3f}"
+           for value in (each.full, each.held, each.most, each.within, each.pool)),
          each.steps, each.pool_steps) for each in results])
 
 

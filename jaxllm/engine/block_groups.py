@@ -17,7 +17,8 @@ class BlockGroups:
     windows: for each group how many keys a query sees, itself included; ``None`` for all.
 
     A sequence that has computed ``c`` tokens needs the columns that tokens from ``c`` on see: of a group with window
-    ``w`` those from position ``c - w + 1`` on.
+    ``w`` those from position ``c - w + 1`` on. It keeps what tokens from the beginning of ``c``'s block on see: from
+    there others can go on, who find the full blocks before.
     """
 
     windows: tuple[int | None, ...]
@@ -43,14 +44,14 @@ class BlockGroups:
         return -(-num_tokens // self.block_size)
 
     def first_column(self, group: int, num_computed: int) -> int:
-        """The first column that tokens from ``num_computed`` on see."""
-        window = self.windows[group]
-        return 0 if window is None else max(num_computed - window + 1, 0) // self.block_size
+        """The first column that is kept."""
+        window, block = self.windows[group], num_computed // self.block_size
+        return 0 if window is None else max(block * self.block_size - window + 1, 0) // self.block_size
 
     def most_columns(self, group: int, num_tokens: int) -> int:
         """The most columns held at once on the way to so many tokens, when they are computed one by one.
 
-        Positions ``p - w + 1 .. p`` touch at most ``(w - 2) // S + 2`` blocks.
+        Those of the last block and of the ``w - 1`` positions before it.
         """
         columns, window = self.columns(num_tokens), self.windows[group]
         return columns if window is None else min(columns, (window - 2) // self.block_size + 2)

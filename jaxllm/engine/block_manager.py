@@ -189,7 +189,7 @@ class BlockManager:
         return max(min(end, held), sequence.num_computed + 1)
 
     def trim(self, sequence: Sequence) -> None:
-        """Give back the blocks that no token from ``num_computed`` on sees, the oldest first.
+        """Give back the blocks that nothing needs to go on (``BlockGroups``), the oldest first.
 
         Steps that are planned may read them yet: the device runs what is planned after them later.
         """
