@@ -59,14 +59,15 @@ def test_preempted_swapped_forked_and_guessed_outputs_are_those_of_requests_run_
 
 
 @pytest.mark.parametrize("changes", MODELS)
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.sweep)])
-def test_prefix_hits_across_groups_change_no_bit(changes, dtype):
+@pytest.mark.parametrize(("dtype", "kept"), [
+    ("float32", "auto"), *(pytest.param("bfloat16", kept, marks=pytest.mark.sweep) for kept in ("auto", "int8"))])
+def test_prefix_hits_across_groups_change_no_bit(changes, dtype, kept):
     """A first request runs far past its window; others share its beginning, up to lengths of every kind."""
     followers = [(PROMPT[:length] + prompts(1, length, low=7, high=8)[0], greedy(6, logprobs=2))
                  for length in (5, 8, 16, 33, 41, 64, 90)]
-    plain = _engine(changes, dtype=dtype, enable_prefix_caching=False)
+    plain = _engine(changes, dtype=dtype, kv_cache_dtype=kept, enable_prefix_caching=False)
     expected = [bits(run(plain, [request])[0]) for request in followers]
-    engine = _engine(changes, dtype=dtype)
+    engine = _engine(changes, dtype=dtype, kv_cache_dtype=kept)
     run(engine, [(PROMPT, greedy(20))])
     outputs = [run(engine, [request])[0] for request in followers]
     assert [bits(output) for output in outputs] == expected
