@@ -35,7 +35,11 @@ class DecoderConfig:
     qk_norm: a norm of queries and of keys, over each "head" with the same weights, over each of the "heads" with
         weights of its own, or over "all" of them at once; before the rotary embedding, or with
         ``qk_norm_after_rope`` after it.
-    pre_norms, post_norms: whether attention and MLP are normalized before and after.
+    pre_norms, post_norms: whether attention and MLP are normalized before and after; with ``post_norms_of_sum`` what is
+        normalized after is the residual stream that they were added to (Vaswani et al. 2017). final_norm: whether the
+        stream is normalized at its end.
+    embedding_size: width of the embedding and the head, if it is not ``hidden_size``: one matrix then leads from it to
+        the layers, and one back.
     parallel_residual: whether the MLP reads what attention reads, the residual stream before either is added.
         shared_norm: whether it also reads it through the same norm.
     norm_offset: added to the weights of all norms (Gemma stores them less 1).
@@ -81,6 +85,9 @@ class DecoderConfig:
     qk_norm_after_rope: bool = False
     pre_norms: bool = True
     post_norms: bool = False
+    post_norms_of_sum: bool = False
+    final_norm: bool = True
+    embedding_size: int | None = None
     parallel_residual: bool = False
     shared_norm: bool = False
     norm_offset: float = 0.0
@@ -100,6 +107,10 @@ class DecoderConfig:
         if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
             raise UnsupportedModelError(f"the model's config has sliding_window={window!r}; a positive integer or null "
                                         "is needed")
+        narrow = self.embedding_size
+        if narrow is not None and (isinstance(narrow, bool) or not isinstance(narrow, int) or narrow < 1):
+            raise UnsupportedModelError(f"the model's config has embedding_size={narrow!r}; a positive integer is "
+                                        "needed")
         if self.norm_eps != 0:
             require_positive("norm_eps", self.norm_eps)
         activations = tuple(ACTIVATIONS if self.gated_mlp else get_args(PlainActivation))

@@ -37,6 +37,8 @@ class DecoderModules:
     def embed(self, params: Params, token_ids: Int[Array, " T"], positions: Int[Array, " T"]) -> Float[Array, "T D"]:
         """The residual stream's beginning: rows of the embedding, and of that of positions, if there is one."""
         x = self._run("embedding", params, token_ids)
+        if "project_in" in self.outer:
+            x = self._run("project_in", params, x)
         if "positions" in self.outer:
             x = x + self._run("positions", params, positions + self.config.position_offset)
         return self._run("embedding_norm", params, x) if "embedding_norm" in self.outer else x
@@ -60,14 +62,14 @@ class DecoderModules:
         return x, written
 
     def finish(self, params: Params, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
-        """The normalized hidden states."""
-        return self._run("norm", params, x)
+        """The hidden states, normalized where the model does that."""
+        return self._run("norm", params, x) if "norm" in self.outer else x
 
     def _run(self, name: str, params: Params, x: Array) -> Float[Array, "T D"]:
         return nnx.merge(self.outer[name], params[name])(x)
 
 
-_OUTER = ("embedding", "positions", "embedding_norm", "norm")
+_OUTER = ("embedding", "project_in", "positions", "embedding_norm", "norm")
 
 
 @functools.lru_cache(maxsize=4)
