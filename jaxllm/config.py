@@ -7,6 +7,7 @@ import logging
 from typing import Any
 
 from jaxllm.checks import check_integer
+from jaxllm.engine.block_groups import BlockGroups
 from jaxllm.engine.limits import Policy
 from jaxllm.errors import CapacityError, ParameterError
 from jaxllm.kv_cache.spec import KVSpec
@@ -29,12 +30,13 @@ class EngineConfig:
 
     max_num_seqs: samples that run at once. max_num_batched_tokens: tokens computed per step. max_model_len: the most
     tokens of a prompt and its output. block_size: slots per block. num_blocks: physical blocks, the null block
-    included. num_swap_blocks: host blocks for preempted sequences. vocab_size: ids that exist (the tokenizer's; the
-    model's may be padded beyond). unused_token_ids: those among them that stand for nothing and are never sampled.
-    logprobs_mode: of requests that name none. seed: what the seeds of requests that bring none derive from, with the
-    order of their arrival; ``None`` draws each from the operating system. overlap: plan and dispatch a step while the
-    one before runs. speculation: guess tokens ahead where that pays; ``None`` is off. logits_processors: names and JAX
-    functions, compiled into the sampler (``LogitsProcessor``).
+    included. windows: of each group of layers that has block tables of its own (``KVSpec.groups``). num_swap_blocks:
+    host blocks for preempted sequences. vocab_size: ids that exist (the tokenizer's; the model's may be padded beyond).
+    unused_token_ids: those among them that stand for nothing and are never sampled. logprobs_mode: of requests that
+    name none. seed: what the seeds of requests that bring none derive from, with the order of their arrival; ``None``
+    draws each from the operating system. overlap: plan and dispatch a step while the one before runs. speculation:
+    guess tokens ahead where that pays; ``None`` is off. logits_processors: names and JAX functions, compiled into the
+    sampler (``LogitsProcessor``).
     """
 
     max_num_seqs: int
@@ -43,6 +45,7 @@ class EngineConfig:
     block_size: int
     num_blocks: int
     vocab_size: int
+    windows: tuple[int | None, ...] = (None,)
     num_swap_blocks: int = 0
     enable_prefix_caching: bool = True
     scheduling_policy: Policy = "fcfs"
@@ -84,8 +87,8 @@ class EngineConfig:
 
     @property
     def token_capacity(self) -> int:
-        """Tokens whose keys and values fit in the pool."""
-        return (self.num_blocks - 1) * self.block_size
+        """Tokens whose keys and values fit in the pool, in sequences that no window is shorter than."""
+        return (self.num_blocks - 1) // len(self.windows) * self.block_size
 
 
 def _round_down(number: int) -> int:
@@ -137,8 +140,9 @@ def plan_memory(
             raise CapacityError(f"kv_cache_bytes={kv_cache_bytes:,} is more than the {max(free_bytes, 0):,} bytes that "
                                 "are free beside the weights: lower kv_cache_bytes")
     wanted_len = max_model_len or model.max_position_embeddings
-    block_bytes = spec.block_bytes(block_size) * len(spec.groups)
-    blocks_each = -(-wanted_len // block_size)
+    groups = BlockGroups(spec.windows, block_size)
+    block_bytes = spec.block_bytes(block_size)
+    blocks_each = groups.blocks_for(wanted_len)
     useful = (max_num_seqs * blocks_each + 1) * block_bytes
     if kv_cache_bytes is not None:
         budget = kv_cache_bytes
@@ -149,7 +153,7 @@ def plan_memory(
     else:
         budget = min(useful, free_bytes)
     num_blocks = max(budget, 0) // block_bytes
-    fits = max(num_blocks - 1, 0) * block_size
+    fits = groups.longest(num_blocks - 1, wanted_len)
     if fits >= wanted_len:
         return wanted_len, num_blocks
     if fits < 2 or max_model_len is not None:

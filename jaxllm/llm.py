@@ -35,6 +35,7 @@ from jaxllm.loading import (
     score_head,
 )
 from jaxllm.memory import give_back_memory
+from jaxllm.origin import Origin
 from jaxllm.outputs import RequestOutput
 from jaxllm.platform import check_mesh
 from jaxllm.pooling import EmbeddingRequestOutput, RewardRequestOutput, embed, reward
@@ -191,6 +192,8 @@ class LLM:
         )
         self._score_head = score_head(source, opened)
         self._path = source.path
+        is_chosen = tokenizer is not None or tokenizer_revision is not None
+        self._origin = Origin.of(source, opened, self.tokenizer if is_chosen else None, has_weights=has_weights)
         give_back_memory()
         self.model_config = opened.model.config
         self._defaults = RequestDefaults(defaults, self.engine.config.max_model_len)
@@ -346,6 +349,25 @@ class LLM:
     def update_params(self, params: Any) -> None:
         """Take new weights; see ``Engine.update_params``."""
         self.engine.update_params(params)
+
+    def save_pretrained(self, folder: str | os.PathLike[str], *, max_shard_size: int | str = 5_000_000_000,
+                        overwrite: bool = False) -> None:
+        """Write the model, with the parameters that it has now, as a Hugging Face folder.
+
+        It holds ``config.json``, the weights in the engine's dtype under the checkpoint's own names, the tokenizer's
+        files and ``generation_config.json``; transformers loads it, and ``LLM(folder)`` with the same bits.
+
+        folder: is there when it is complete, or not at all.
+        max_shard_size: bytes of a file, as a number or like "2G"; more go into several, with an index.
+        overwrite: replace a folder that holds a model and nothing else.
+
+        Raises ``UnsupportedModelError`` where parameters are quantized in memory, ``ParameterError`` for a folder that
+        is not allowed and for a model of a ``DecoderConfig``, of which no ``config.json`` can be made,
+        ``CapacityError`` without room on the disk, ``EngineError`` while the engine has no weights.
+        """
+        from jaxllm.saving import save_pretrained  # few write what they have loaded
+
+        save_pretrained(self._origin, self.engine.params, folder, max_shard_size=max_shard_size, overwrite=overwrite)
 
     def sleep(self, level: int = 1) -> None:
         """Give back memory until ``wake_up``; see ``Engine.sleep``."""

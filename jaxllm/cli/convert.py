@@ -1,4 +1,4 @@
-"""``jaxllm convert``: a model as a folder of Orbax."""
+"""``jaxllm convert``: a model as a folder of Orbax or of Hugging Face."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ def convert(
     model: Annotated[str, typer.Argument(
         metavar="MODEL", show_default=False, help="Hub id, folder, .gguf file or packaged name.")],
     target: Annotated[Path, typer.Argument(metavar="OUT", show_default=False, help="The folder to write.")],
+    to: Annotated[str, typer.Option("--to", help="orbax, or safetensors: a folder of Hugging Face.")] = "orbax",
     dtype: Annotated[str, typer.Option(
         "--dtype", help="stored (as MODEL has it, float32 where it is quantized), bfloat16, float16 or float32.",
     )] = "stored",
@@ -24,13 +25,14 @@ def convert(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Write a model as a folder of Orbax, its configuration and tokenizer beside the parameters.
+    """Write a model as a folder of Orbax or of Hugging Face, its configuration and tokenizer beside the parameters.
 
-    JAX's training code restores OUT/params, a tree of arrays; jaxllm takes OUT wherever it takes a model. With --dtype
-    stored no number changes. OUT is there when it is complete, or not at all. Needs the extra jaxllm[orbax].
+    Of Orbax, JAX's training code restores OUT/params, a tree of arrays, and the extra jaxllm[orbax] is needed; a folder
+    of Hugging Face is what transformers loads. jaxllm takes OUT wherever it takes a model. With --dtype stored no
+    number changes. OUT is there when it is complete, or not at all.
     """
     console.set_up(quiet=quiet, debug=debug)
     from jaxllm.conversion import convert as write
 
-    found = write(model, target, dtype=dtype, revision=revision, overwrite=overwrite)
+    found = write(model, target, dtype=dtype, revision=revision, overwrite=overwrite, to=to)
     console.note(f"{target}: {found.arrays} arrays in {found.dtype}, {format_bytes(found.nbytes)}")

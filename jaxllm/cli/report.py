@@ -149,7 +149,7 @@ def _describe_engine(report: Report, model: Model, tokenizer: Tokenizer | None, 
     report["running"] |= {
         "kv_cache_dtype": spec.entries["k"].dtype_name,
         "kv_bytes_per_token": spec.bytes_per_token,
-        "kv_bytes_full_context": spec.bytes_per_token * model.config.max_position_embeddings,
+        "kv_bytes_full_context": spec.context_bytes(model.config.max_position_embeddings),
     }
     costs = ModelCosts.of(model, spec)
     report["step"] = {

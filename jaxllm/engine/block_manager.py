@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 
-from jaxllm.engine.block_pool import BlockPool
+from jaxllm.engine.block_groups import BlockGroups
+from jaxllm.engine.block_integrity import check_blocks
+from jaxllm.engine.block_pool import NULL_BLOCK, BlockPool
 from jaxllm.engine.block_stats import BlockStats
-from jaxllm.engine.integrity import require
 from jaxllm.engine.prefix_hash import HashChain, PrefixIdentity
 from jaxllm.engine.request import Sequence
 from jaxllm.engine.swap import SwappedCopy, SwapSpace
 from jaxllm.engine.table_changes import TableChanges
-from jaxllm.errors import ParameterError
 
 PrefixBlocks = list[list[int]]
-"""For each group, the blocks of a prefix, in order."""
+"""For each group, the blocks of a prefix, in order; the null block where a window no longer sees."""
 
 
 @dataclasses.dataclass(slots=True)
-class _Holding:
+class Holding:
     """The blocks of one admitted sequence: a table per group, and how many of its columns are published.
 
-    generation: of the prefix cache, when the sequence was admitted; its oldest content dates from then.
+    tables: all of one length, with the null block where a window no longer sees. firsts: for each, the columns before
+    this one are given back. generation: of the prefix cache, when the sequence was admitted; its oldest content dates
+    from then.
     """
 
     tables: list[list[int]]
+    firsts: list[int]
     num_published: int
     generation: int
 
@@ -33,26 +35,25 @@ class _Holding:
 class BlockManager:
     """Block tables of the running sequences, fed by one pool, with a prefix cache.
 
-    One block holds ``block_size`` tokens of one group of layers; all groups here use full attention, so that their
-    tables have equally many columns. What a step has to be told of them is collected in ``changes``.
+    One block holds ``block_size`` tokens of one group of layers (``BlockGroups``); tables have equally many columns.
+    What a step has to be told of them is collected in ``changes``.
 
     - Admission takes the longest published prefix, at most all tokens but the last, which has to be computed to sample.
     - A block is published once it is full and computed, and never written to after.
+    - What a group's window has left behind is given back (``trim``); it can be found until it is evicted.
     - Forks share all blocks; who writes to a shared block first gets a copy.
     - What a preempted sequence has computed can be kept in ``swap``, until it is admitted again or the prefix cache is
       reset. What the prefix cache still holds by then is not copied back. What dates from before a reset is not kept.
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, num_groups: int = 1, enable_prefix_caching: bool = True,
-        num_swap_blocks: int = 0,
+        self, num_blocks: int, block_size: int, windows: tuple[int | None, ...] = (None,),
+        enable_prefix_caching: bool = True, num_swap_blocks: int = 0,
     ) -> None:
-        for name, value in (("block_size", block_size), ("num_groups", num_groups)):
-            if value < 1:
-                raise ParameterError(name, value, "an integer >= 1")
+        self.groups = BlockGroups(windows, block_size)
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.num_groups = num_groups
+        self.num_groups = len(windows)
         self.enable_prefix_caching = enable_prefix_caching
         self.swap = SwapSpace(num_swap_blocks)
         self.weight_version = 0
@@ -65,7 +66,7 @@ class BlockManager:
         """Forget every sequence and all content, whatever state an interrupted call has left."""
         self._pool = BlockPool(self.num_blocks)
         self.swap.clear()
-        self._holdings: dict[Sequence, _Holding] = {}
+        self._holdings: dict[Sequence, Holding] = {}
         self.changes = TableChanges()
         self._generation += 1
 
@@ -73,10 +74,6 @@ class BlockManager:
     def num_free_blocks(self) -> int:
         """Blocks that can be given out, cached ones included."""
         return self._pool.num_free
-
-    def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that so many tokens take, over all groups."""
-        return self.num_groups * -(-num_tokens // self.block_size)
 
     def tables(self, sequence: Sequence) -> tuple[tuple[int, ...], ...]:
         """The sequence's blocks, for each group."""
@@ -92,24 +89,25 @@ class BlockManager:
 
     def find_prefix(self, sequence: Sequence) -> PrefixBlocks:
         """The longest published prefix of the sequence's tokens. Changes nothing."""
-        found: PrefixBlocks = [[] for _ in range(self.num_groups)]
         if not self.enable_prefix_caching or sequence.num_reusable < self.block_size:
-            return found
-        chain = self._chain_of(sequence)
+            return [[] for _ in range(self.num_groups)]
+        chain, find = self._chain_of(sequence), self._pool.find
         chain.extend(sequence.token_ids)
-        for content in chain.hashes[: sequence.num_reusable // self.block_size]:
-            blocks = [self._pool.find((group, content)) for group in range(self.num_groups)]
-            for table, block in zip(found, blocks, strict=True):
-                if block is None:
-                    # A group that lacks this column ends the prefix for all.
-                    return [held[: min(map(len, found))] for held in found]
-                table.append(block)
-        return found
+        hashes = chain.hashes[: sequence.num_reusable // self.block_size]
+        columns = self.groups.longest_prefix(len(hashes), lambda group, column: bool(find((group, hashes[column]))))
+        firsts = self._firsts(columns * self.block_size)
+        return [[NULL_BLOCK if column < first else find((group, hashes[column])) or NULL_BLOCK
+                 for column in range(columns)] for group, first in enumerate(firsts)]
 
     def free_blocks_to_admit(self, prefix: PrefixBlocks, num_tokens: int) -> int:
         """How many free blocks it takes to hold ``num_tokens`` of a sequence whose prefix was found."""
-        unowned = sum(self._pool.references(block) == 0 for table in prefix for block in table)
-        return unowned + self.blocks_for(num_tokens) - sum(map(len, prefix))
+        needed = 0
+        for group, table in enumerate(prefix):
+            unowned = sum(block != NULL_BLOCK and self._pool.references(block) == 0 for block in table)
+            # Of those that become its own, a window never sees more at once.
+            needed += min(unowned + self.groups.columns(num_tokens) - len(table),
+                          self.groups.most_columns(group, num_tokens))
+        return needed
 
     def admit(self, sequence: Sequence, prefix: PrefixBlocks) -> None:
         """Start the sequence's tables, in its slot, with the blocks of its prefix, which count as computed.
@@ -117,10 +115,10 @@ class BlockManager:
         Blocks that are kept in host memory follow, as far as they go beyond the prefix.
         """
         for table in prefix:
-            for block in table:
+            for block in filter(None, table):
                 self._pool.acquire(block)
         columns = len(prefix[0])
-        self._holdings[sequence] = _Holding(prefix, columns, self._generation)
+        self._holdings[sequence] = Holding(prefix, self._firsts(columns * self.block_size), columns, self._generation)
         self.changes.replace_tables(sequence.held_slot, prefix, [[] for _ in prefix])
         sequence.num_computed = columns * self.block_size
         if sequence.num_preemptions == sequence.num_output == 0:
@@ -133,21 +131,23 @@ class BlockManager:
             self._swap_in(sequence, kept)
 
     def _swap_in(self, sequence: Sequence, kept: SwappedCopy) -> None:
-        slot, tables = sequence.held_slot, self._holdings[sequence].tables
-        for group, (table, host_blocks) in enumerate(zip(tables, kept.tables, strict=True)):
-            have = len(table)
-            fresh = [self._pool.allocate() for _ in host_blocks[have:]]
-            table.extend(fresh)
-            self.changes.write(group, slot, have, fresh)
-            self.swap.load(zip(host_blocks[have:], fresh, strict=True))
+        slot, holding = sequence.held_slot, self._holdings[sequence]
         sequence.num_computed = kept.num_computed
+        self.trim(sequence)
+        for group, (table, host_blocks) in enumerate(zip(holding.tables, kept.tables, strict=True)):
+            first = max(len(table), holding.firsts[group])
+            fresh = [self._pool.allocate() for _ in host_blocks[first:]]
+            table.extend([NULL_BLOCK] * (first - len(table)) + fresh)
+            self.changes.write(group, slot, first, fresh)
+            self.swap.load(zip(host_blocks[first:], fresh, strict=True))
 
     def swap_out(self, sequence: Sequence) -> bool:
         """Keep in host memory what a sequence has computed, before it is released; false if it cannot be kept."""
         holding = self._holdings[sequence]
         if holding.generation != self._generation:
             return False
-        columns = -(-sequence.num_computed // self.block_size)
+        self.trim(sequence)
+        columns = self.groups.columns(sequence.num_computed)
         tables = [table[:columns] for table in holding.tables]
         return self.swap.keep(sequence, sequence.num_computed, tables, self._pool.key)
 
@@ -158,14 +158,8 @@ class BlockManager:
         There is nothing to do up to ``sequence.num_writable``.
         """
         slot, tables = sequence.held_slot, self._holdings[sequence].tables
-        have, want = len(tables[0]), -(-end // self.block_size)
-        first = sequence.num_computed // self.block_size
-        shared = [
-            (group, column)
-            for group, table in enumerate(tables)
-            for column in range(first, have)
-            if self._pool.references(table[column]) > 1
-        ]
+        have, want = len(tables[0]), self.groups.columns(end)
+        shared = self._shared(sequence)
         if len(shared) + self.num_groups * (want - have) > self._pool.num_free:
             return False
         for group, column in shared:
@@ -182,18 +176,47 @@ class BlockManager:
         sequence.num_writable = max(have, want) * self.block_size
         return True
 
+    def reach(self, sequence: Sequence, end: int) -> int:
+        """The most tokens up to ``end`` to compute next, at least one, where windows are short of blocks.
+
+        Most of the blocks that a chunk of a prompt takes are given back when it is computed. It is made smaller rather
+        than take them from others.
+        """
+        if not self.groups.windowed:
+            return end
+        spare = max(self._pool.num_free - len(self._shared(sequence)), 0) // self.num_groups
+        held = self.num_held_slots(sequence) + spare * self.block_size
+        return max(min(end, held), sequence.num_computed + 1)
+
+    def trim(self, sequence: Sequence) -> None:
+        """Give back the blocks that nothing needs to go on (``BlockGroups``), the oldest first.
+
+        Steps that are planned may read them yet: the device runs what is planned after them later.
+        """
+        holding = self._holdings[sequence]
+        for group in self.groups.windowed:
+            table, first = holding.tables[group], holding.firsts[group]
+            wanted = self.groups.first_column(group, sequence.num_computed)
+            if wanted > first:
+                for column, block in enumerate(table[first:wanted], first):
+                    if block != NULL_BLOCK:
+                        self._pool.release(block)
+                        table[column] = NULL_BLOCK
+                holding.firsts[group] = wanted
+
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Start the child's tables, in its slot, with all of the parent's blocks; it gives back those it had."""
         holding = self._holdings[parent]
         tables = [table.copy() for table in holding.tables]
         for table in tables:
-            for block in table:
+            for block in filter(None, table):
                 self._pool.acquire(block)
         before: list[list[int]] = [[] for _ in tables]
         if child in self._holdings:
             before = self._holdings[child].tables
             self.release(child)
-        self._holdings[child] = _Holding(tables, holding.num_published, holding.generation)
+        self._holdings[child] = Holding(
+            tables, holding.firsts.copy(), holding.num_published, holding.generation)
         self.changes.replace_tables(child.held_slot, tables, before, forked=True)
         parent.num_writable = child.num_writable = 0
         child.num_computed = parent.num_computed
@@ -213,7 +236,7 @@ class BlockManager:
         chain = self._chain_of(sequence)
         chain.extend(sequence.token_ids[: full * self.block_size])
         for group, table in enumerate(holding.tables):
-            for column in range(holding.num_published, full):
+            for column in range(max(holding.num_published, holding.firsts[group]), full):
                 self._pool.publish(table[column], (group, chain.hashes[column]))
         holding.num_published = full
 
@@ -223,7 +246,8 @@ class BlockManager:
         sequence.num_writable = 0
         for column in reversed(range(len(holding.tables[0]))):
             for table in holding.tables:
-                self._pool.release(table[column])
+                if table[column] != NULL_BLOCK:
+                    self._pool.release(table[column])
 
     def reset_prefix_cache(self) -> None:
         """Forget all published content, and what is in host memory.
@@ -263,32 +287,18 @@ class BlockManager:
 
     def check_integrity(self) -> None:
         """Raise ``IntegrityError`` unless every invariant of tables and pool holds."""
-        owners: Counter[int] = Counter()
-        for sequence, holding in self._holdings.items():
-            columns = {len(table) for table in holding.tables}
-            require(len(holding.tables) == self.num_groups and len(columns) == 1, "uneven tables", sequence)
-            capacity = columns.pop() * self.block_size
-            require(sequence.num_computed <= capacity, "its table does not hold what is computed", sequence)
-            require(holding.num_published * self.block_size <= sequence.num_computed, "published too much", sequence)
-            own = slice(sequence.num_computed // self.block_size, sequence.num_writable // self.block_size)
-            require(sequence.num_writable <= capacity and all(
-                self._pool.references(block) == 1 for table in holding.tables for block in table[own]),
-                "it would write to blocks that are not its own", sequence)
-            for group, table in enumerate(holding.tables):
-                require(len(set(table)) == len(table), "a block occurs twice in its table", sequence)
-                owners.update(table)
-                for column, block in enumerate(table):
-                    self._check_content(sequence, holding, group, column, block)
-        self._pool.check_integrity(owners)
+        check_blocks(self.groups, self._holdings, self._pool)
         self.swap.check_integrity()
 
-    def _check_content(self, sequence: Sequence, holding: _Holding, group: int, column: int, block: int) -> None:
-        key, chain = self._pool.key(block), sequence.hash_chain
-        if key is None:
-            return
-        require(column < holding.num_published, "a block not computed in full is published", sequence)
-        expected = None if chain is None else (group, chain.hashes[column])
-        require(key == expected, "a block holds other content", sequence)
+    def _firsts(self, num_computed: int) -> list[int]:
+        return [self.groups.first_column(group, num_computed) for group in range(self.num_groups)]
+
+    def _shared(self, sequence: Sequence) -> list[tuple[int, int]]:
+        """(group, column) of the blocks that the sequence would write to and others hold."""
+        tables = self._holdings[sequence].tables
+        first = sequence.num_computed // self.block_size
+        return [(group, column) for group, table in enumerate(tables) for column in range(first, len(table))
+                if self._pool.references(table[column]) > 1]
 
     def _chain_of(self, sequence: Sequence) -> HashChain:
         chain = sequence.hash_chain

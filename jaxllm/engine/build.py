@@ -104,7 +104,8 @@ def choose_config(model: Model, sizes: EngineSizes, tokenizer: Tokenizer | None 
     check_integer("block_size", chosen["block_size"], 1, MAX_BLOCK_SIZE)
     chosen = {name: int(value) for name, value in chosen.items()}
     check_real("gpu_memory_utilization", sizes.gpu_memory_utilization, 0.0, 1.0, open_low=True)
-    spec = cache_spec(model, sizes.kv_cache_dtype)
+    length = _model_length(sizes.max_model_len)
+    spec = cache_spec(model, sizes.kv_cache_dtype, length)
     device = jax.devices()[0]
     free = free_host_memory() if on_host else free_device_memory(device, sizes.gpu_memory_utilization)
     max_model_len, num_blocks = plan_memory(
@@ -112,7 +113,7 @@ def choose_config(model: Model, sizes: EngineSizes, tokenizer: Tokenizer | None 
         spec=spec,
         block_size=chosen["block_size"],
         max_num_seqs=chosen["max_num_seqs"],
-        max_model_len=_model_length(sizes.max_model_len),
+        max_model_len=length,
         kv_cache_bytes=sizes.cache_bytes,
         free_bytes=free - to_come,
         weight_bytes=model.weight_bytes,
@@ -124,6 +125,7 @@ def choose_config(model: Model, sizes: EngineSizes, tokenizer: Tokenizer | None 
         **chosen,
         max_model_len=max_model_len,
         num_blocks=num_blocks,
+        windows=spec.windows,
         num_swap_blocks=plan_swap(sizes.swap_bytes, block_bytes, free_host_memory() - taken),
         vocab_size=vocab_size if tokenizer is None else min(tokenizer.vocab_size, vocab_size),
         unused_token_ids=() if tokenizer is None else tuple(
@@ -149,12 +151,12 @@ def _model_length(length: int | str | None) -> int | None:
     return None if number == -1 else number
 
 
-def cache_spec(model: Model, dtype: Any) -> KVSpec:
+def cache_spec(model: Model, dtype: Any, max_model_len: int | None = None) -> KVSpec:
     """What the cache holds per token. dtype: "auto", the model's own, which the attention kernels ask for, or "int8"
-    (vLLM's "int8_per_token_head")."""
+    (vLLM's "int8_per_token_head"). max_model_len: the longest sequence; the model's context by default."""
     platform = jax.default_backend()
     if _is_int8(dtype):
-        return kv_spec(model.config, jnp.int8)
+        return kv_spec(model.config, jnp.int8, max_model_len)
     refused = ParameterError("kv_cache_dtype", dtype, f"'auto', the model's dtype, which is {model.dtype.name!r}, or "
                              "'int8'")
     try:
@@ -163,7 +165,7 @@ def cache_spec(model: Model, dtype: Any) -> KVSpec:
         raise refused from None
     if found != model.dtype:
         raise refused
-    return kv_spec(model.config, model.dtype)
+    return kv_spec(model.config, model.dtype, max_model_len)
 
 
 def _is_int8(dtype: Any) -> bool:

@@ -54,7 +54,8 @@ class Engine:
         self.eos_token_ids = frozenset(eos_token_ids)
         self._runner = runner
         self._process = os.getpid()
-        blocks = BlockManager(config.num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching,
+        blocks = BlockManager(config.num_blocks, config.block_size, config.windows,
+                              enable_prefix_caching=config.enable_prefix_caching,
                               num_swap_blocks=config.num_swap_blocks)
         self.scheduler = Scheduler(
             SchedulerConfig(

@@ -45,9 +45,9 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig, blocks: BlockManager, speculator: Speculator | None = None) -> None:
         available = blocks.num_blocks - 1
-        needed = blocks.blocks_for(config.max_model_len)
+        needed = blocks.groups.blocks_for(config.max_model_len)
         if needed > available:
-            fits = available // blocks.num_groups * blocks.block_size
+            fits = blocks.groups.longest(available, config.max_model_len)
             raise CapacityError(
                 f"max_model_len={config.max_model_len} needs {needed} blocks of {blocks.block_size} tokens and the KV "
                 f"cache has {available}: raise num_blocks to {needed + 1}, or lower max_model_len to at most {fits}"
@@ -157,7 +157,12 @@ class Scheduler:
         fills = plan.ends // size > plan.start // size
         for sequence in [*(plan.sequences[row] for row in fills.nonzero()[0].tolist()), *plan.admitted]:
             if sequence.status is SequenceStatus.RUNNING:
-                self.blocks.publish(sequence, sequence.num_computed)
+                self._advance(sequence)
+
+    def _advance(self, sequence: Sequence) -> None:
+        """What follows from ``num_computed``, once it has passed the end of a block."""
+        self.blocks.publish(sequence, sequence.num_computed)
+        self.blocks.trim(sequence)
 
     def update(self, plan: StepPlan, token_ids: list[int]) -> int:
         """Record the outcome of the oldest plan: what it sampled, one token for each of ``plan.samplers``.
@@ -187,7 +192,7 @@ class Scheduler:
         sequence.append(token)
         if sequence.status is SequenceStatus.RUNNING:
             sequence.num_computed += 1
-            self.blocks.publish(sequence, sequence.num_computed)
+            self._advance(sequence)
 
     def continue_beams(self, succession: Succession) -> None:
         """Let the sequences of a beam search go on as a selection says."""

@@ -8,15 +8,18 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from jaxllm.engine.block_pool import BlockKey
+from jaxllm.engine.block_pool import NULL_BLOCK, BlockKey
 from jaxllm.engine.integrity import require
 from jaxllm.engine.request import Sequence
 from jaxllm.errors import ParameterError
 
+NO_BLOCK = -1
+"""In place of a host block, where a window no longer sees."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SwappedCopy:
-    """Keys and values of a sequence's first ``num_computed`` tokens: for each group, the host blocks in order."""
+    """What the tokens from ``num_computed`` on see: for each group, the host blocks in order, or ``NO_BLOCK``."""
 
     num_computed: int
     tables: list[list[int]]
@@ -60,13 +63,16 @@ class SwapSpace:
              key_of: Callable[[int], BlockKey | None]) -> bool:
         """Copy a sequence's device blocks out, those with known content unless it is here already.
 
-        tables: for each group, the blocks that hold ``num_computed`` tokens. key_of: what a block is published as.
+        tables: for each group, the blocks that hold ``num_computed`` tokens, or the null block where a window no longer
+        sees. key_of: what a block is published as.
         False, and nothing changed, when there is nothing to keep or free host blocks do not suffice.
         """
-        missing = sum(key_of(block) not in self._block_of for table in tables for block in table)
+        missing = sum(key_of(block) not in self._block_of for table in tables for block in table
+                      if block != NULL_BLOCK)
         if num_computed == 0 or missing > len(self._free):
             return False
-        kept = [[self._hold(block, key_of(block)) for block in table] for table in tables]
+        kept = [[NO_BLOCK if block == NULL_BLOCK else self._hold(block, key_of(block)) for block in table]
+                for table in tables]
         self._copies[sequence] = SwappedCopy(num_computed, kept)
         return True
 
@@ -127,7 +133,7 @@ class SwapSpace:
         """Remove an owner of each block of a copy; the blocks that have none left."""
         freed = []
         for table in copy.tables:
-            for block in table:
+            for block in _held(table):
                 self._references[block] -= 1
                 if self._references[block] == 0:
                     freed.append(block)
@@ -143,8 +149,9 @@ class SwapSpace:
             require(0 < copy.num_computed < sequence.target, "more is kept in host memory than it has", sequence)
             require(len({len(table) for table in copy.tables}) == 1, "uneven tables in host memory", sequence)
             for table in copy.tables:
-                require(len(set(table)) == len(table), "a host block occurs twice in its copy", sequence)
-                owners.update(table)
+                held = _held(table)
+                require(len(set(held)) == len(held), "a host block occurs twice in its copy", sequence)
+                owners.update(held)
         used = {block for block, count in enumerate(self._references) if count > 0}
         unused = [*self._free, *self._leaving]
         require(len(set(unused)) == len(unused), "a host block is free twice")
@@ -155,3 +162,7 @@ class SwapSpace:
         require(self._key_of == {block: key for key, block in self._block_of.items()}, "host block keys differ")
         require(used.issuperset(self._key_of), "a free host block has a key")
         require(used.issuperset(block for _, block in self._out), "a free host block is to be written")
+
+
+def _held(table: list[int]) -> list[int]:
+    return [block for block in table if block != NO_BLOCK]

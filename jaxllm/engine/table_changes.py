@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from jaxllm.engine.block_pool import NULL_BLOCK
+
 
 class TableChanges:
     """Entries of the tables that changed, and the copies of blocks that this needs, collected until ``take``."""
@@ -47,6 +49,8 @@ class TableChanges:
             if self._forked:
                 # Who was forked between two steps, as beams are, may have got blocks of its own since.
                 updates = _last_of_each_place(updates)
+            # Where a window no longer sees, nobody reads the table.
+            updates = updates[updates[:, 3] != NULL_BLOCK]
         copies = np.asarray(self._copies, np.int32).reshape(-1, 2)
         self._writes, self._copies, self._forked = [], [], False
         return updates, copies

@@ -42,8 +42,10 @@ class TokenScheduling:
             end = sequence.num_tokens + sequence.num_pending
             if end - sequence.num_computed > step.budget:
                 end = sequence.num_computed + step.budget
-            if end > sequence.num_writable and not self._make_room(sequence, end, step):
-                return
+            if end > sequence.num_writable:
+                end = self._blocks.reach(sequence, end)
+                if not self._make_room(sequence, end, step):
+                    return
             step.give(sequence, end - sequence.num_computed)
 
     def _make_room(self, sequence: Sequence, end: int, step: StepDraft) -> bool:
@@ -78,10 +80,10 @@ class TokenScheduling:
             self._running.enter(sequence)
             step.admitted.append(sequence)
             self._blocks.admit(sequence, prefix)
-            count = min(sequence.num_tokens - sequence.num_computed, step.budget)
-            if not self._blocks.grow(sequence, sequence.num_computed + count):
+            end = self._blocks.reach(sequence, min(sequence.num_tokens, sequence.num_computed + step.budget))
+            if not self._blocks.grow(sequence, end):
                 raise IntegrityError(f"{sequence} was admitted without blocks")
-            step.give(sequence, count)
+            step.give(sequence, end - sequence.num_computed)
             self._fork_samples(sequence, step)
 
     def _fork_samples(self, parent: Sequence, step: StepDraft) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, cast
 
 import jax
@@ -65,8 +67,9 @@ class KVGroup:
 class KVSpec:
     """The cache of a whole model.
 
-    entries: by name, what every layer stores. groups: partition of the layers, all of one length; the array at a
-    position within a group is shared by the layers of all groups at that position.
+    entries: by name, what every layer stores. groups: partition of the layers; the array at a position within a group
+    is shared by the layers of all groups at that position. A block is as many slots in each of the arrays; where groups
+    have fewer layers than others, a part of their blocks is unused.
     """
 
     entries: Mapping[str, KVEntry]
@@ -74,28 +77,90 @@ class KVSpec:
 
     @property
     def arrays_per_group(self) -> int:
-        """Layers per group, which is the number of distinct pool positions."""
-        return len(self.groups[0].layers)
+        """Layers of the largest group, which is the number of distinct pool positions."""
+        return max(len(group.layers) for group in self.groups)
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Of each group."""
+        return tuple(group.window for group in self.groups)
+
+    @functools.cached_property
+    def places(self) -> tuple[tuple[int, int], ...]:
+        """Each layer's group, and its position in it."""
+        place = {layer: (number, position) for number, group in enumerate(self.groups)
+                 for position, layer in enumerate(group.layers)}
+        return tuple(place[layer] for layer in range(len(place)))
 
     @property
     def bytes_per_block_slot(self) -> int:
         """Bytes of one slot of one block, over the arrays of all pool positions."""
-        return self.arrays_per_group * sum(entry.bytes_per_slot for entry in self.entries.values())
+        return self.arrays_per_group * self._bytes_per_layer
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes a token takes while every group keeps it."""
-        return len(self.groups) * self.bytes_per_block_slot
+        """Bytes a token takes while every layer keeps it."""
+        return len(self.places) * self._bytes_per_layer
+
+    def context_bytes(self, num_tokens: int) -> int:
+        """Bytes that so many tokens of a sequence take while every layer keeps what its window sees."""
+        return self._bytes_per_layer * sum(
+            len(group.layers) * min(num_tokens, group.window or num_tokens) for group in self.groups)
+
+    @property
+    def _bytes_per_layer(self) -> int:
+        return sum(entry.bytes_per_slot for entry in self.entries.values())
 
     def block_bytes(self, block_size: int) -> int:
         """Bytes of one physical block of ``block_size`` slots."""
         return self.bytes_per_block_slot * block_size
 
 
-def kv_spec(config: DecoderConfig, dtype: DTypeLike) -> KVSpec:
-    """Keys and values of every layer in ``dtype``, which may be int8: one group over all layers, which keeps what any
-    of them sees. Latents are keys and values at once, and kept once."""
+def kv_spec(config: DecoderConfig, dtype: DTypeLike, max_model_len: int | None = None) -> KVSpec:
+    """Keys and values of every layer in ``dtype``, which may be int8. Latents are both at once, and kept once.
+
+    max_model_len: the longest sequence; the model's context by default. A window that is no shorter is none.
+    """
+    length = config.max_position_embeddings if max_model_len is None else max_model_len
+    windows = tuple(None if window is None or window >= length else window
+                    for window in map(config.window_of, range(config.num_layers)))
     entry = KVEntry(config.num_kv_heads, config.head_dim, dtype)
-    layers = tuple(range(config.num_layers))
-    window = None if config.full_layers else config.sliding_window
-    return KVSpec({"k": entry} if config.latent is not None else {"k": entry, "v": entry}, (KVGroup(layers, window),))
+    entries = {"k": entry} if config.latent is not None else {"k": entry, "v": entry}
+    return KVSpec(entries, kv_groups(windows, length))
+
+
+def kv_groups(windows: Sequence[int | None], max_model_len: int) -> tuple[KVGroup, ...]:
+    """The groups of layers with these windows: few of them, of about one size.
+
+    As in vLLM's hybrid KV cache manager, a kind of layers makes up several groups where another has fewer layers. A
+    group is as large as the largest kind, or the smallest, or an equal part of that: the first that wastes no more than
+    a seventh of the memory that is needed, be sequences short or of full length. Where the pattern of layers repeats,
+    layers at the same place of the pattern go into one group, so that runs of layers that repeat it have the same
+    places in the cache, and can share a program.
+    """
+    layers = range(len(windows))
+    kinds = sorted(set(windows), key=lambda window: (window is not None, window or 0))
+    counts = Counter(windows)
+
+    def wastes(size: int) -> bool:
+        padded = {kind: -(-count // size) * size for kind, count in counts.items()}
+        return any(7 * sum(padded[kind] * tokens(kind) for kind in kinds)
+                   > 8 * sum(counts[kind] * tokens(kind) for kind in kinds)
+                   for tokens in (lambda kind: 1, lambda kind: max_model_len if kind is None else kind))
+
+    fewest = min(counts.values())
+    sizes = [max(counts.values()), *(-(-fewest // parts) for parts in range(1, fewest + 1))]
+    size = next(size for size in sizes if not wastes(size))
+    period = next(period for period in range(1, len(windows) + 1) if windows[period:] == windows[:-period])
+    groups = []
+    for kind in kinds:
+        # What is left over at each place of the pattern makes up groups together.
+        left: list[int] = []
+        for place in range(period):
+            alike = [layer for layer in layers[place::period] if windows[layer] == kind]
+            whole = len(alike) // size * size
+            groups += [KVGroup(tuple(alike[first:first + size]), kind) for first in range(0, whole, size)]
+            left += alike[whole:]
+        left.sort()
+        groups += [KVGroup(tuple(left[first:first + size]), kind) for first in range(0, len(left), size)]
+    return tuple(groups)

@@ -77,7 +77,11 @@ class DecoderConfig:
         ``qk_norm_after_rope`` after it.
     latent: of latent attention, which is computed as attention of all heads to one that has the latents as keys and
         values: ``num_kv_heads`` is 1 and ``head_dim`` what is cached per token.
-    pre_norms, post_norms: whether attention and MLP are normalized before and after.
+    pre_norms, post_norms: whether attention and MLP are normalized before and after; with ``post_norms_of_sum`` what is
+        normalized after is the residual stream that they were added to (Vaswani et al. 2017). final_norm: whether the
+        stream is normalized at its end.
+    embedding_size: width of the embedding and the head, if it is not ``hidden_size``: one matrix then leads from it to
+        the layers, and one back.
     parallel_residual: whether the MLP reads what attention reads, the residual stream before either is added.
         shared_norm: whether it also reads it through the same norm.
     norm_offset: added to the weights of all norms (Gemma stores them less 1).
@@ -129,6 +133,9 @@ class DecoderConfig:
     latent: LatentConfig | None = None
     pre_norms: bool = True
     post_norms: bool = False
+    post_norms_of_sum: bool = False
+    final_norm: bool = True
+    embedding_size: int | None = None
     parallel_residual: bool = False
     shared_norm: bool = False
     norm_offset: float = 0.0
@@ -145,7 +152,8 @@ class DecoderConfig:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise UnsupportedModelError(f"the model's config has {name}={value!r}; a positive integer is needed")
-        for name in ("sliding_window", "attention_chunk", "temperature_interval"):
+        for name in ("sliding_window", "attention_chunk", "temperature_interval",
+                     "embedding_size"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise UnsupportedModelError(f"the model's config has {name}={value!r}; a positive integer or null is "

@@ -108,6 +108,7 @@ class DecoderLayer(nnx.Module):
 
     def __init__(self, config: DecoderConfig, layer: int, dtype: DTypeLike) -> None:
         self.residual_scale = config.residual_scale
+        self.norms_sum = config.post_norms_of_sum
         self.parallel, self.shared_norm = config.parallel_residual, config.shared_norm
         self.attention_norm = norm(config, dtype) if config.pre_norms else None
         self.attention = (Attention(config, layer, dtype) if config.latent is None else
@@ -131,6 +132,9 @@ class DecoderLayer(nnx.Module):
         return x, cache
 
     def _add(self, x: Float[Array, "T D"], part: Float[Array, "T D"], norm: Norm | None) -> Float[Array, "T D"]:
+        if self.norms_sum:
+            # As below: the sum is rounded to the stream's dtype before it is normalized.
+            return _normed(jax.lax.optimization_barrier(x + part), norm)
         if norm is None and self.residual_scale == 1:
             return x + part
         part = _normed(part, norm)
@@ -166,16 +170,21 @@ class Decoder(nnx.Module):
     """
 
     def __init__(self, config: DecoderConfig, dtype: DTypeLike) -> None:
-        self.embedding = Embedding(config.vocab_size, config.hidden_size, dtype, config.embedding_scale)
+        width = config.embedding_size or config.hidden_size
+        self.embedding = Embedding(config.vocab_size, width, dtype, config.embedding_scale)
+        if config.embedding_size is not None:
+            self.project_in = Linear(width, config.hidden_size, (None, "embed"), dtype)
+            self.project_out = Linear(config.hidden_size, width, ("embed", None), dtype)
         if config.learned_positions:
             self.positions = Embedding(config.position_offset + config.max_position_embeddings, config.hidden_size,
                                        dtype)
         if config.embedding_norm:
             self.embedding_norm = norm(config, dtype)
         self.layers = nnx.List([DecoderLayer(config, layer, dtype) for layer in range(config.num_layers)])
-        self.norm = norm(config, dtype)
+        if config.final_norm:
+            self.norm = norm(config, dtype)
         if not config.tie_word_embeddings:
-            self.head = Linear(config.hidden_size, config.vocab_size, ("vocab", "embed"), dtype, bias=config.head_bias)
+            self.head = Linear(width, config.vocab_size, ("vocab", "embed"), dtype, bias=config.head_bias)
 
 
 @functools.partial(jax.jit, static_argnums=0)

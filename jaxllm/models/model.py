@@ -21,6 +21,9 @@ from jaxllm.weights.spec import ParamSpec
 if TYPE_CHECKING:
     from jaxllm.models.modules import DecoderModules
 
+_PROJECTION = "project_out"
+"""The matrix that leads from hidden rows to the head's width, where that is another."""
+
 Leaves = list[Array]
 """A tree's leaves in their order: what a compiled program takes with less effort than a tree."""
 
@@ -48,6 +51,8 @@ class Model:
     def logits(self, params: Params, rows: Float[Array, "B D"]) -> Float[Array, "B V"]:
         """Float32 logits of hidden rows; needs only ``outer_params``."""
         head = params[self._head]
+        if _PROJECTION in params:
+            rows = linear(rows, params[_PROJECTION]["weight"])
         logits = linear(rows, head["weight"], jnp.float32)
         logits = logits + head["bias"].astype(jnp.float32) if "bias" in head else logits
         scale, cap = self.config.logit_scale, self.config.logit_soft_cap
@@ -61,7 +66,7 @@ class Model:
 
     def head_params(self, params: Params) -> Params:
         """The parameters that ``logits`` needs."""
-        return {self._head: params[self._head]}
+        return {name: params[name] for name in (self._head, _PROJECTION) if name in params}
 
     @property
     def head_spec(self) -> ParamSpec:

@@ -124,7 +124,7 @@ FAMILIES = (
     Family("hunyuan_v1_dense", "Hunyuan, dense", hunyuan.ARCHITECTURES, hunyuan.decoder_config, hunyuan.NAMES),
     Family("falcon", "Falcon 7B to 180B, Falcon 2, Falcon-RW", falcon.ARCHITECTURES, falcon.decoder_config,
            falcon.names),
-    Family("opt", "OPT, but for 350M", opt.ARCHITECTURES, opt.decoder_config, opt.NAMES, opt.ALIASES),
+    Family("opt", "OPT", opt.ARCHITECTURES, opt.decoder_config, opt.NAMES, opt.ALIASES),
     Family("bloom", "BLOOM, BLOOMZ", bloom.ARCHITECTURES, bloom.decoder_config, bloom.NAMES, bloom.ALIASES),
     Family("mpt", "MPT 7B and 30B", mpt.ARCHITECTURES, mpt.decoder_config, mpt.NAMES),
 )

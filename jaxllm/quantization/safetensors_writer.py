@@ -35,9 +35,10 @@ class NewTensor:
         return math.prod(self.shape) * DTYPES[self.dtype].itemsize
 
 
-def write_shards(folder: Path, tensors: Sequence[NewTensor]) -> None:
-    """Write the tensors as ``model.safetensors``, or as several files with an index where they are larger."""
-    shards = _shards(tensors, SHARD_BYTES)
+def write_shards(folder: Path, tensors: Sequence[NewTensor], shard_bytes: int = SHARD_BYTES) -> None:
+    """Write the tensors as ``model.safetensors``, or as several files with an index where they are larger than
+    ``shard_bytes``."""
+    shards = _shards(tensors, shard_bytes)
     if len(shards) == 1:
         _write(folder / "model.safetensors", shards[0])
         return

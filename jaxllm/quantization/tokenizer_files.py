@@ -6,6 +6,7 @@ import fnmatch
 import json
 from typing import Any
 
+from jaxllm.tokenization import Tokenizer
 from jaxllm.tokenization.gguf import from_gguf
 from jaxllm.weights.gguf import GGUFSource
 from jaxllm.weights.hub import TOKENIZER_FILES
@@ -38,10 +39,14 @@ def _has_tokenizer(source: GGUFSource) -> bool:
 
 
 def _from_metadata(source: GGUFSource) -> dict[str, bytes]:
-    tokenizer = from_gguf(source.metadata)
+    return files_of(from_gguf(source.metadata), source.config["max_position_embeddings"])
+
+
+def files_of(tokenizer: Tokenizer, max_length: int) -> dict[str, bytes]:
+    """A tokenizer as the files of a folder, by name. max_length: the model's context."""
     config: dict[str, Any] = {
-        "tokenizer_class": "PreTrainedTokenizerFast", **tokenizer.special_tokens, "clean_up_tokenization_spaces": False,
-        "model_max_length": source.config["max_position_embeddings"],
+        "tokenizer_class": "PreTrainedTokenizerFast", **tokenizer.special_tokens,
+        "clean_up_tokenization_spaces": tokenizer.cleans_up_spaces, "model_max_length": max_length,
     }
     files = {"tokenizer.json": tokenizer.backend.to_str(pretty=True),
              "tokenizer_config.json": json.dumps(config, indent=2)}

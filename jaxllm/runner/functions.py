@@ -18,7 +18,7 @@ from jaxllm.kv_cache.block_table import BlockTable
 from jaxllm.kv_cache.pool import KVPool
 from jaxllm.kv_cache.spec import KVSpec
 from jaxllm.models.model import Leaves, Model, Params
-from jaxllm.models.step import StepContext
+from jaxllm.models.step import StepContexts
 from jaxllm.runner.batch import StepBatch
 from jaxllm.runner.keys import Key, LayerChunk
 from jaxllm.sampling import (
@@ -72,27 +72,31 @@ class StepFunctions:
         return functions[key.program]
 
     def begin(self, outer: Params, table: BlockTable, newest: Int[Array, " R"], batch: StepBatch
-              ) -> tuple[Float[Array, "T D"], StepContext, Int[Array, " B"]]:
+              ) -> tuple[Float[Array, "T D"], StepContexts, Int[Array, " B"]]:
         """The residual stream's beginning, what the layers share, and the rows to sample from."""
         size = self.config.block_size
         tokens = batch.num_tokens
         where = positions_and_rows(batch.query_start, batch.lengths, tokens)
-        slots = block_table.slots(table, 0, where.rows, where.positions, where.valid, size)
-        attention = paged_attention_metadata(table.blocks[0], batch.query_start, batch.lengths, tokens, size)
+        groups = range(len(self.spec.groups))
+        slots = [block_table.slots(table, group, where.rows, where.positions, where.valid, size) for group in groups]
+        attention: Any = paged_attention_metadata(table.blocks[0], batch.query_start, batch.lengths, tokens, size)
         # A slot that has no token (``NO_TOKEN``) fails when the host learns of it; until then any will do.
         token_ids = jnp.where(batch.fed < 0, batch.token_ids, jnp.maximum(newest[batch.fed], 0))
-        step = self.model.modules.step_context(where.positions, slots, where.valid, attention)
+        step = self.model.modules.step_contexts(where.positions, where.valid,
+                                                 dataclasses.replace(attention, tables=None), slots,
+                                                [table.blocks[group] for group in groups])
         # Padding is zeros, and stays so in most models: products with it need not be computed.
         x = jnp.where(where.valid[:, None], self.model.modules.embed(outer, token_ids, where.positions), 0)
         return x, step, batch.sample_rows
 
-    def layers(self, kind: int, params: Sequence[Leaves], x: Float[Array, "T D"], step: StepContext, cache: KVPool
+    def layers(self, kind: int, params: Sequence[Leaves], x: Float[Array, "T D"], step: StepContexts, cache: KVPool
                ) -> tuple[Float[Array, "T D"], KVPool]:
-        """A run of layers. params: each layer's leaves, in the order of its tree."""
+        """A run of layers. params: each layer's leaves, in the order of its tree. step, cache: the run's groups and
+        arrays."""
         chunk = next(chunk for chunk in self.chunks if chunk.kind == kind)
         nested = [unstacked(jax.tree.unflatten(tree, leaves))
                   for tree, leaves in zip(self.model.layer_trees[chunk.layers], params, strict=True)]
-        return self.model.modules.run_layers(chunk.layers, nested, x, step, cache)
+        return self.model.modules.run_layers(chunk.layers, nested, x, step, cache, chunk.places)
 
     def end(self, outer: Params, x: Float[Array, "T D"], sample_rows: Int[Array, " B"]
             ) -> tuple[Float[Array, "B D"], Float[Array, "T D"]]:

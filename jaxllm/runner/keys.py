@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from jaxllm.kv_cache.spec import KVSpec
 from jaxllm.models.model import Model
 from jaxllm.sampling import Variant
 
@@ -22,10 +24,17 @@ VOCAB_LOGPROB_ROWS = 8
 @dataclasses.dataclass(frozen=True, slots=True)
 class LayerChunk:
     """A run of layers that one call computes. Runs of the same kind, a number, have equal graphs, and parameters that
-    are kept alike, and share their executable."""
+    are kept alike, and share their executable.
+
+    groups, arrays: of the cache (``KVSpec.places``), those that the run uses. places: of each layer, where among these
+    its own are; equal for runs of the same kind.
+    """
 
     kind: int
     layers: slice
+    groups: tuple[int, ...]
+    arrays: tuple[int, ...]
+    places: tuple[tuple[int, int], ...]
 
 
 class Key(NamedTuple):
@@ -41,19 +50,29 @@ class Key(NamedTuple):
         return f"{self.program}{kind}" + (f" for {self.bucket} rows" if self.bucket else "")
 
 
-def layer_chunks(model: Model, layers_per_program: int) -> list[LayerChunk]:
+def layer_chunks(model: Model, spec: KVSpec, layers_per_program: int) -> list[LayerChunk]:
     """Cut the layers into runs of one length, up to ``layers_per_program``, and what is left: into the fewest kinds of
     runs, of those cuts the one with the fewest runs."""
     layers = model.config.num_layers
 
     def cut(length: int) -> list[LayerChunk]:
         chunks = [slice(first, min(first + length, layers)) for first in range(0, layers, length)]
-        kinds = [tuple(model.layer_kinds[chunk]) for chunk in chunks]
+        used = [_used(spec.places[chunk]) for chunk in chunks]
+        kinds = [(tuple(model.layer_kinds[chunk]), places) for chunk, (_, _, places) in zip(chunks, used, strict=True)]
         known = list(dict.fromkeys(kinds))
-        return [LayerChunk(known.index(kind), chunk) for kind, chunk in zip(kinds, chunks, strict=True)]
+        return [LayerChunk(known.index(kind), chunk, *each)
+                for kind, chunk, each in zip(kinds, chunks, used, strict=True)]
 
     cuts = (cut(length) for length in range(1, min(layers_per_program, layers) + 1))
     return min(cuts, key=lambda chunks: (len({chunk.kind for chunk in chunks}), len(chunks)))
+
+
+def _used(places: Sequence[tuple[int, int]]
+          ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[int, int], ...]]:
+    """The groups and arrays of some places, each once, and where among them those of each place are."""
+    groups, arrays = (list(dict.fromkeys(numbers)) for numbers in zip(*places, strict=True))
+    return (tuple(groups), tuple(arrays),
+            tuple((groups.index(group), arrays.index(array)) for group, array in places))
 
 
 def prompt_logprob_rows(token_bucket: int) -> int:

@@ -51,7 +51,7 @@ class Programs:
         self.config = config
         self.token_buckets = buckets(config.max_num_batched_tokens)
         self.row_buckets = buckets(config.max_num_seqs)
-        self.chunks = layer_chunks(model, layers_per_program)
+        self.chunks = layer_chunks(model, spec, layers_per_program)
         self._functions = StepFunctions(model, spec, config, self.chunks)
         self._signatures = Signatures(self._functions)
         self.traces: collections.Counter[str] = collections.Counter()
@@ -129,11 +129,12 @@ class Programs:
         """
         tokens = batch.num_tokens
         x, step, sample_rows = self._run(Key("begin", tokens), outer, table, newest, batch)
-        written: KVPool = []
+        written = cache.copy()
         for chunk in self.chunks:
-            x, part = self._run(
-                Key("layers", tokens, chunk.kind), layers[chunk.layers], x, step, cache[chunk.layers])
-            written += part
+            x, part = self._run(Key("layers", tokens, chunk.kind), layers[chunk.layers], x, step.select(chunk.groups),
+                                [written[number] for number in chunk.arrays])
+            for number, array in zip(chunk.arrays, part, strict=True):
+                written[number] = array
         rows, hidden = self._run(Key("end", tokens), outer, x, sample_rows)
         return written, rows, hidden
 

@@ -50,9 +50,10 @@ class Signatures:
             x, step, sample_rows = jax.eval_shape(self.functions.begin, outer, table, _ints(rows), batch)
             if key.program == "end":
                 return outer, x, sample_rows
-            chunk = next(chunk.layers for chunk in self.functions.chunks if chunk.kind == key.kind)
-            layers = [jax.tree.leaves(params["layers"][layer]) for layer in range(chunk.start, chunk.stop)]
-            return layers, x, step, cache[chunk]
+            chunk = next(chunk for chunk in self.functions.chunks if chunk.kind == key.kind)
+            layers = [jax.tree.leaves(params["layers"][layer])
+                      for layer in range(chunk.layers.start, chunk.layers.stop)]
+            return layers, x, step.select(chunk.groups), [cache[number] for number in chunk.arrays]
         if key.program == "sample":
             hidden = jax.ShapeDtypeStruct((sampled, width), model.dtype)
             variant = Variant(key.kind)  # type: ignore[arg-type]

@@ -82,7 +82,9 @@ class Piece:
 
     transform: applied to the tensor as stored (a numpy array), e.g. a slice, a transpose or an added axis. It must not
     depend on the values for its shape: that is checked beforehand on an array of the stored shape without storage.
+    inverse: what undoes it, where that is known.
     """
 
     name: str
     transform: Callable[[np.ndarray], np.ndarray] | None = None
+    inverse: Callable[[np.ndarray], np.ndarray] | None = None

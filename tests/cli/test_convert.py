@@ -16,3 +16,12 @@ def test_a_folder_is_written_described_and_generates(run, generate, folder, smal
     assert refused.exit_code == 1
     assert "a folder that is not there yet, or overwrite" in " ".join(refused.stderr.split())
     assert run("convert", folder, target, "--overwrite", "--dtype", "bfloat16", "--quiet").stderr == ""
+
+
+def test_a_folder_of_hugging_face_is_written(run, folder, tmp_path):
+    told = run("convert", folder, tmp_path / "new", "--to", "safetensors")
+    assert (told.exit_code, told.stdout) == (0, "")
+    assert (tmp_path / "new" / "model.safetensors").stat().st_size > 4000
+    refused = run("convert", folder, tmp_path / "other", "--to", "numpy")
+    assert refused.exit_code == 1
+    assert "'orbax' or 'safetensors'" in " ".join(refused.stderr.split())

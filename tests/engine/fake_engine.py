@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxllm.engine.block_groups import BlockGroups
 from jaxllm.engine.block_manager import BlockManager
 from jaxllm.engine.limits import Policy, SchedulerConfig
 from jaxllm.engine.plan import Drafts, StepPlan
@@ -67,7 +68,7 @@ class Sizes:
 
     num_blocks: int = 14
     block_size: int = 4
-    num_groups: int = 1
+    windows: tuple[int | None, ...] = (None,)
     num_swap_blocks: int = 0
     enable_prefix_caching: bool = True
     max_num_seqs: int = 4
@@ -76,6 +77,13 @@ class Sizes:
     policy: Policy = "fcfs"
     overlap: bool = False
     guesses: bool = False
+
+
+def blocks_for_windows(num_blocks: int, sizes: Sizes) -> int:
+    """As many blocks for the groups of ``sizes`` as ``num_blocks`` are for a single one of full attention."""
+    groups = BlockGroups(sizes.windows, sizes.block_size)
+    each, one = groups.blocks_for(sizes.max_model_len), groups.columns(sizes.max_model_len)
+    return -(-(num_blocks - 1) * each // one) + 1
 
 
 class RandomGuesses:
@@ -118,7 +126,7 @@ class FakeEngine:
     def __init__(self, sizes: Sizes) -> None:
         self.sizes = sizes
         self.blocks = BlockManager(
-            sizes.num_blocks, sizes.block_size, sizes.num_groups, enable_prefix_caching=sizes.enable_prefix_caching,
+            sizes.num_blocks, sizes.block_size, sizes.windows, enable_prefix_caching=sizes.enable_prefix_caching,
             num_swap_blocks=sizes.num_swap_blocks,
         )
         limits = SchedulerConfig(
@@ -149,7 +157,7 @@ class FakeEngine:
         self._device = (self._content, self._group, self._salt, self._era)
         self._host = [np.resize(memory, (sizes.num_swap_blocks, sizes.block_size)) for memory in self._device]
         columns = -(-sizes.max_model_len // sizes.block_size)
-        self._tables = np.zeros((sizes.num_groups, sizes.max_num_seqs, columns), np.int32)
+        self._tables = np.zeros((len(sizes.windows), sizes.max_num_seqs, columns), np.int32)
         self._newest = np.zeros(sizes.max_num_seqs, np.int32)
         self._in_flight: collections.deque[tuple[StepPlan, list[Any]]] = collections.deque()
         # Everything computed before a change of weights or a reset belongs to an earlier era.
@@ -301,7 +309,7 @@ class FakeEngine:
         self._write(plan)
         for row, sequence in enumerate(plan.sequences):
             fed = [self._newest[plan.slot[row]]] if row in plan.fed else plan.drafts.get(sequence, [])
-            self._check_context(int(plan.slot[row]), int(plan.start[row] + plan.count[row]), sequence, fed)
+            self._check_context(int(plan.slot[row]), int(plan.start[row]), int(plan.count[row]), sequence, fed)
         tokens = []
         for sequence, _, row, ahead in plan.samplers:
             end = int(plan.sampler_position[len(tokens)])
@@ -324,7 +332,7 @@ class FakeEngine:
         ids[(np.cumsum(plan.count) - plan.count)[plan.fed]] = self._newest[plan.slot[plan.fed]]
         tokens, positions = ids.tolist(), plan.positions().tolist()
         for slot, position, token, sequence in zip(slots, positions, tokens, sequences, strict=True):
-            for group in range(self.sizes.num_groups):
+            for group in range(len(self.sizes.windows)):
                 before = 0
                 if position > 0:
                     before = int(self._content[self._place(group, slot, position - 1)])
@@ -337,11 +345,12 @@ class FakeEngine:
                 self._salt[place] = sequence.params.cache_salt
                 self._era[place] = self._current_era
 
-    def _check_context(self, slot: int, end: int, sequence: Sequence, fed: Iterable[np.int32]) -> None:
-        positions = np.arange(end)
-        offset = positions % self.sizes.block_size
-        expected = fingerprints(np.append(sequence.token_ids[:end], fed).astype(np.int32))
-        for group in range(self.sizes.num_groups):
+    def _check_context(self, slot: int, start: int, count: int, sequence: Sequence, fed: Iterable[np.int32]) -> None:
+        end = start + count
+        everything = fingerprints(np.append(sequence.token_ids[:end], fed).astype(np.int32))
+        for group, window in enumerate(self.sizes.windows):
+            positions = np.arange(0 if window is None else max(start - window + 1, 0), end)
+            offset, expected = positions % self.sizes.block_size, everything[positions[0]:]
             block = self._tables[group, slot, positions // self.sizes.block_size]
             assert self._content[block, offset].tolist() == expected
             assert (self._group[block, offset] == group).all()

@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 from engine.beam_fake_engine import BeamFakeEngine
-from engine.fake_engine import EOS, VOCAB_SIZE, Sizes
-from engine.test_random_schedules import PREFIXES, SIZES, AnySchedule
+from engine.fake_engine import EOS, VOCAB_SIZE, Sizes, blocks_for_windows
+from engine.test_random_schedules import PREFIXES, SIZES, WINDOWS, AnySchedule
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule, run_state_machine_as_test
@@ -17,10 +17,9 @@ from hypothesis.stateful import initialize, rule, run_state_machine_as_test
 class AnyScheduleWithBeams(AnySchedule):
     """Hypothesis adds beam searches too."""
 
-    @initialize(sizes=SIZES, num_groups=st.sampled_from([1, 1, 2]))
-    def start(self, sizes, num_groups):
-        self.engine = BeamFakeEngine(
-            dataclasses.replace(sizes, num_groups=num_groups, num_blocks=(sizes.num_blocks - 1) * num_groups + 1))
+    @initialize(sizes=SIZES)
+    def start(self, sizes):
+        self.engine = BeamFakeEngine(dataclasses.replace(sizes, num_blocks=blocks_for_windows(sizes.num_blocks, sizes)))
 
     @rule(
         prefix=st.sampled_from(PREFIXES),
@@ -64,10 +63,9 @@ def test_many_more_schedules_keep_the_invariants():
 def _random_run(seed):
     """A busy engine with a small pool, on which beam searches and other requests keep arriving."""
     rng = np.random.default_rng(seed)
-    groups = int(rng.choice([1, 2]))
-    engine = BeamFakeEngine(Sizes(
-        num_blocks=int(rng.integers(10, 22)) * groups + 1,
-        num_groups=groups,
+    sizes = Sizes(
+        num_blocks=int(rng.integers(11, 23)),
+        windows=WINDOWS[rng.integers(len(WINDOWS))],
         num_swap_blocks=int(rng.choice([0, 5, 30])),
         enable_prefix_caching=bool(rng.random() < 0.7),
         max_num_seqs=int(rng.integers(2, 8)),
@@ -75,7 +73,8 @@ def _random_run(seed):
         policy="fcfs" if rng.random() < 0.5 else "priority",
         overlap=bool(seed % 2),
         guesses=bool(seed % 4 >= 2),
-    ))
+    )
+    engine = BeamFakeEngine(dataclasses.replace(sizes, num_blocks=blocks_for_windows(sizes.num_blocks, sizes)))
     for _ in range(20):
         prefix = PREFIXES[rng.choice(len(PREFIXES), p=[0.4, 0.2, 0.2, 0.2])]
         prompt = prefix + rng.integers(0, EOS + 1, rng.integers(0, 8)).tolist()

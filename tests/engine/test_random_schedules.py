@@ -7,17 +7,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine.fake_engine import EOS, FakeEngine, Sizes
+from engine.fake_engine import EOS, FakeEngine, Sizes, blocks_for_windows
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 PREFIXES = ([0], [1, 2, 3], [0, 1, 2, 3] * 3, [3, 3, 1, 0, 2, 2, 1] * 3)
 
+WINDOWS = ((None,), (None,), (None, None), (None, 6), (5,), (None, 2, 13))
+
 SIZES = st.builds(
     Sizes,
     num_blocks=st.sampled_from([12, 16, 25, 80]),
     block_size=st.sampled_from([4, 8]),
+    windows=st.sampled_from(WINDOWS),
     num_swap_blocks=st.sampled_from([0, 3, 8, 100]),
     enable_prefix_caching=st.booleans(),
     max_num_seqs=st.integers(1, 6),
@@ -31,11 +34,9 @@ SIZES = st.builds(
 class AnySchedule(RuleBasedStateMachine):
     """Hypothesis chooses what users do between and during steps."""
 
-    @initialize(sizes=SIZES, num_groups=st.sampled_from([1, 1, 2]))
-    def start(self, sizes: Sizes, num_groups: int) -> None:
-        self.engine = FakeEngine(
-            dataclasses.replace(sizes, num_groups=num_groups, num_blocks=(sizes.num_blocks - 1) * num_groups + 1)
-        )
+    @initialize(sizes=SIZES)
+    def start(self, sizes: Sizes) -> None:
+        self.engine = FakeEngine(dataclasses.replace(sizes, num_blocks=blocks_for_windows(sizes.num_blocks, sizes)))
 
     @rule(
         prefix=st.sampled_from(PREFIXES),
@@ -134,20 +135,18 @@ def test_many_more_schedules_keep_the_invariants() -> None:
 def _random_run(seed: int) -> FakeEngine:
     """A busy engine with a small pool, on which requests keep arriving."""
     rng = np.random.default_rng(seed)
-    groups = int(rng.choice([1, 2]))
-    engine = FakeEngine(
-        Sizes(
-            num_blocks=int(rng.integers(10, 18)) * groups + 1,
-            num_groups=groups,
-            num_swap_blocks=int(rng.choice([0, 5, 30])),
-            enable_prefix_caching=bool(rng.random() < 0.7),
-            max_num_seqs=int(rng.integers(3, 8)),
-            max_num_batched_tokens=int(rng.choice([1, 4, 8, 16, 32])),
-            policy="fcfs" if rng.random() < 0.5 else "priority",
-            overlap=bool(seed % 2),
-            guesses=bool(seed % 4 >= 2),
-        )
+    sizes = Sizes(
+        num_blocks=int(rng.integers(11, 19)),
+        windows=WINDOWS[rng.integers(len(WINDOWS))],
+        num_swap_blocks=int(rng.choice([0, 5, 30])),
+        enable_prefix_caching=bool(rng.random() < 0.7),
+        max_num_seqs=int(rng.integers(3, 8)),
+        max_num_batched_tokens=int(rng.choice([1, 4, 8, 16, 32])),
+        policy="fcfs" if rng.random() < 0.5 else "priority",
+        overlap=bool(seed % 2),
+        guesses=bool(seed % 4 >= 2),
     )
+    engine = FakeEngine(dataclasses.replace(sizes, num_blocks=blocks_for_windows(sizes.num_blocks, sizes)))
     for _ in range(25):
         prefix = PREFIXES[rng.choice(len(PREFIXES), p=[0.4, 0.2, 0.2, 0.2])]
         prompt = prefix + rng.integers(0, EOS + 1, rng.integers(0, 8)).tolist()

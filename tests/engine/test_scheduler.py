@@ -59,8 +59,8 @@ def test_a_pool_too_small_for_one_sequence_is_refused_naming_the_numbers_to_chan
     limits = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=8, max_model_len=41)
     message = "max_model_len=41 needs 22 .* has 20: raise num_blocks to 23, .* at most 40"
     with pytest.raises(CapacityError, match=message):
-        Scheduler(limits, BlockManager(21, 4, num_groups=2))
-    Scheduler(limits, BlockManager(23, 4, num_groups=2))
+        Scheduler(limits, BlockManager(21, 4, windows=(None, None)))
+    Scheduler(limits, BlockManager(23, 4, windows=(None, None)))
 
 
 def test_an_id_in_use_and_a_request_made_for_a_longer_context_are_refused() -> None:

@@ -87,8 +87,12 @@ def features(config: DecoderConfig) -> Iterator[str]:
         yield "clipped q, k, v"
     if config.parallel_residual:
         yield "attention and MLP side by side" + (" behind one norm" if config.shared_norm else "")
-    if config.post_norms:
+    if config.post_norms_of_sum:
+        yield "norms after the residual sum"
+    elif config.post_norms:
         yield f"norms after attention and MLP{'' if config.pre_norms else ', none before'}"
+    if config.embedding_size is not None:
+        yield "an embedding of another width"
     if config.norm_offset:
         yield "norm weights plus 1"
     if config.embedding_scale != 1:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
+
 import numpy as np
 
 from jaxllm.engine.build import EngineSizes, choose_config, layers_per_program
@@ -22,7 +25,10 @@ class PagedForward:
     def __init__(self, model, params, *, rows, length, tokens_per_step, block_size=8, buckets=None, cache="auto"):
         sizes = EngineSizes(max_num_seqs=rows, max_model_len=length, max_num_batched_tokens=tokens_per_step,
                             block_size=block_size, kv_cache_dtype=cache)
-        self._config, spec = choose_config(model, sizes)
+        config, spec = choose_config(model, sizes)
+        # Nothing is given back here, however short the windows.
+        self._groups = len(spec.groups)
+        self._config = dataclasses.replace(config, num_blocks=1 + self._groups * rows * config.blocks_per_sequence)
         self._programs = Programs(model, spec, self._config, layers_per_program())
         self._buckets = buckets or self._programs.token_buckets
         assert set(self._buckets) <= set(self._programs.token_buckets)
@@ -31,8 +37,8 @@ class PagedForward:
 
     def reset(self):
         """Forget what is cached."""
-        columns = self._config.blocks_per_sequence
-        blocks = 1 + np.random.default_rng(0).permutation(self._rows * columns).reshape(1, self._rows, columns)
+        shape = self._groups, self._rows, self._config.blocks_per_sequence
+        blocks = 1 + np.random.default_rng(0).permutation(math.prod(shape)).reshape(shape)
         self._table = block_table.BlockTable(blocks.astype(np.int32))
         self._cache = self._programs.allocate_pool()
         self._lengths = np.zeros(self._rows, np.int32)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import pytest
 from support import tiny_model
 
+from jaxllm.engine.build import cache_spec
 from jaxllm.runner.keys import layer_chunks
 
 
 def _runs(layers_per_program, **changes):
     model, _ = tiny_model(**changes)
-    return [(chunk.kind, chunk.layers.stop - chunk.layers.start) for chunk in layer_chunks(model, layers_per_program)]
+    spec = cache_spec(model, "auto")
+    return [(chunk.kind, chunk.layers.stop - chunk.layers.start)
+            for chunk in layer_chunks(model, spec, layers_per_program)]
 
 
 @pytest.mark.parametrize(("layers", "runs"), [(30, [10, 10, 10]), (12, [6, 6]), (7, [7]), (11, [1] * 11)])

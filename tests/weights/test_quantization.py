@@ -9,6 +9,7 @@ from tiny_folder import write_tiny_folder
 from weights.checkpoint_files import FFN, HIDDEN, KV_HEADS, VOCAB
 from weights.quantized_llama import ODD, OTHER, PLAIN, write_mixture
 
+from jaxllm.engine.build import cache_spec
 from jaxllm.errors import CheckpointError, ParameterError
 from jaxllm.loading import load_weights, open_model
 from jaxllm.runner.keys import layer_chunks
@@ -84,8 +85,9 @@ def test_weights_take_the_bytes_of_the_file(tmp_path):
 def test_layers_of_the_same_kinds_share_their_programs(mixture):
     model = open_model(mixture, "bfloat16", quantization="gguf").model
     assert model.layer_kinds == [0, 1, 0, 1, 4]
-    assert [chunk.kind for chunk in layer_chunks(model, 1)] == [0, 1, 0, 1, 2]
-    assert {chunk.kind for chunk in layer_chunks(open_model(mixture, "bfloat16").model, 1)} == {0}
+    assert [chunk.kind for chunk in layer_chunks(model, cache_spec(model, "auto"), 1)] == [0, 1, 0, 1, 2]
+    plain = open_model(mixture, "bfloat16").model
+    assert {chunk.kind for chunk in layer_chunks(plain, cache_spec(plain, "auto"), 1)} == {0}
 
 
 def test_int8_is_the_nearest_of_255_steps_of_each_row(tmp_path):

@@ -87,8 +87,9 @@ def weight_map(names: Names, config: DecoderConfig, specs: Mapping[str, ParamSpe
 def _piece(stored: str | Stored, layer: str, leaf: str, config: DecoderConfig) -> Piece:
     if isinstance(stored, str):
         return Piece(f"{stored.format(layer)}{leaf}")
-    read = stored.read
-    return Piece(f"{stored.name.format(layer)}{leaf}", lambda tensor: read(tensor, config))
+    read, write = stored.read, _INVERSES.get(stored.read)
+    return Piece(f"{stored.name.format(layer)}{leaf}", lambda tensor: read(tensor, config),
+                 None if write is None else lambda tensor: write(tensor, config))
 
 
 def transposed(tensor: np.ndarray, config: DecoderConfig) -> np.ndarray:
@@ -117,8 +118,25 @@ def grouped_by_head(tensor: np.ndarray, config: DecoderConfig) -> np.ndarray:
     kv_heads, size = config.num_kv_heads, config.head_dim
     if tensor.shape[0] % (kv_heads * size):
         return tensor  # of a wrong shape, which is said where all are compared
-    rows = np.arange(tensor.shape[0]).reshape(kv_heads, -1, size)
-    return tensor[np.concatenate([part.reshape(-1) for part in np.split(rows, (-2, -1), axis=1)])]
+    return tensor[_rows_grouped_by_head(tensor.shape[0], config)]
+
+
+def _rows_grouped_by_head(count: int, config: DecoderConfig) -> np.ndarray:
+    rows = np.arange(count).reshape(config.num_kv_heads, -1, config.head_dim)
+    return np.concatenate([part.reshape(-1) for part in np.split(rows, (-2, -1), axis=1)])
+
+
+def _to_groups(tensor: np.ndarray, config: DecoderConfig) -> np.ndarray:
+    return tensor[np.argsort(_rows_grouped_by_head(tensor.shape[0], config))]
+
+
+def _to_heads(tensor: np.ndarray, config: DecoderConfig) -> np.ndarray:
+    return tensor.reshape(-1, config.head_dim)
+
+
+_Change = Callable[[np.ndarray, DecoderConfig], np.ndarray]
+_INVERSES: Mapping[_Change, _Change] = {transposed: transposed, flat: _to_heads, grouped_by_head: _to_groups}
+"""By ``Stored.read``, what undoes it, for models that are written."""
 
 
 def with_aliases(plan: Mapping[str, tuple[Piece, ...]], aliases: Aliases, stored: Collection[str]
