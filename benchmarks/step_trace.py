@@ -23,7 +23,7 @@ _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.-]+) = (\(.*?\)|\S+) ([\w-]+)\(
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.-]+) \(.*\{$")
 _KERNEL = re.compile(r"(\w+)\.(\w+)")
 _PARTS = {"norm": "norms", "rope": "rotary embedding", "embedding": "token embedding", "metadata": "attention metadata"}
-_KERNELS = {"paged_attention": "attention", "kv_write": "KV write", "sample_rows": "sampler",
+_KERNELS = {"paged_attention": "attention", "kv_write": "KV write", "rms_norm": "norms", "sample_rows": "sampler",
             "token_logprobs": "sampler", "log_normalizer": "sampler"}
 
 
