@@ -45,7 +45,7 @@ def assert_same_tensors(found, expected):
 
 
 REPRESENTATIVES = [name if name in ("bloom", "cohere", "gpt2", "qwen3", "stablelm_12b") else pytest.param(
-    name, marks=pytest.mark.sweep) for name in NAMES]
+    name, marks=pytest.mark.sweep) for name in NAMES if not name.startswith("deepseek") and name != "gpt_oss_mxfp4"]
 
 
 @pytest.mark.parametrize("name", REPRESENTATIVES)
@@ -60,6 +60,11 @@ def test_every_family_is_written_as_it_was(name, tmp_path):
         for key in ("dtype", "torch_dtype"):
             config.pop(key, None)
     assert configs[0] == configs[1]
+
+
+def test_a_tensor_that_several_parameters_are_read_from_is_not_written(tmp_path):
+    with pytest.raises(UnsupportedModelError, match=r"kv_b_proj\.weight: how it is written is not known"):
+        jaxllm.convert(FIXTURES / "deepseek_v3", tmp_path / "new", to="safetensors")
 
 
 def test_a_loaded_model_is_written_with_its_tokenizer_and_generates_the_same(llm, folder, tmp_path):

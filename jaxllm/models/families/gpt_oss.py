@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxllm.models.config import DecoderConfig, MoEConfig
 from jaxllm.models.families.common import HFConfig, common_fields, flag, full_layers, require_activation, size
-from jaxllm.models.families.names import LLAMA_NAMES, Names, Stored
+from jaxllm.models.families.names import LLAMA_NAMES, Names, Stored, by_expert
 from jaxllm.models.families.rope import rope_config
 
 ARCHITECTURES = ("GptOssForCausalLM",)
@@ -28,9 +28,21 @@ def _gate_up_bias(tensor: np.ndarray, config: DecoderConfig) -> np.ndarray:
     return tensor.reshape(tensor.shape[0], -1, 2).swapaxes(1, 2).reshape(-1)
 
 
+def _to_pairs(tensor: np.ndarray, config: DecoderConfig) -> np.ndarray:
+    """What undoes either."""
+    halves = by_expert(tensor, config)
+    experts, size_out, *size_in = halves.shape
+    pairs = halves.reshape(experts, 2, size_out // 2, *size_in).swapaxes(1, 2).reshape(halves.shape)
+    return pairs.swapaxes(1, 2) if size_in else pairs
+
+
 def _down(tensor: np.ndarray, config: DecoderConfig) -> np.ndarray:
     """Of matrices ``[experts, size, out]``."""
     return tensor.swapaxes(1, 2).reshape(-1, tensor.shape[1])
+
+
+def _to_down(tensor: np.ndarray, config: DecoderConfig) -> np.ndarray:
+    return by_expert(tensor, config).swapaxes(1, 2)
 
 
 def _down_bias(tensor: np.ndarray, config: DecoderConfig) -> np.ndarray:
@@ -42,10 +54,10 @@ NAMES: Names = {
     **LLAMA_NAMES,
     "layers.{}.attention.sinks": ("model.layers.{}.self_attn.sinks",),
     "layers.{}.mlp.router": ("model.layers.{}.mlp.router",),
-    "layers.{}.mlp.experts.gate_up.weight": (Stored(f"{_EXPERTS}.gate_up_proj", _gate_up),),
-    "layers.{}.mlp.experts.gate_up.bias": (Stored(f"{_EXPERTS}.gate_up_proj_bias", _gate_up_bias),),
-    "layers.{}.mlp.experts.down.weight": (Stored(f"{_EXPERTS}.down_proj", _down),),
-    "layers.{}.mlp.experts.down.bias": (Stored(f"{_EXPERTS}.down_proj_bias", _down_bias),),
+    "layers.{}.mlp.experts.gate_up.weight": (Stored(f"{_EXPERTS}.gate_up_proj", _gate_up, _to_pairs),),
+    "layers.{}.mlp.experts.gate_up.bias": (Stored(f"{_EXPERTS}.gate_up_proj_bias", _gate_up_bias, _to_pairs),),
+    "layers.{}.mlp.experts.down.weight": (Stored(f"{_EXPERTS}.down_proj", _down, _to_down),),
+    "layers.{}.mlp.experts.down.bias": (Stored(f"{_EXPERTS}.down_proj_bias", _down_bias, by_expert),),
 }
 _ROPE = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
          "original_max_position_embeddings": 4096}

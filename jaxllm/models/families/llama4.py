@@ -13,7 +13,7 @@ import numpy as np
 from jaxllm.errors import UnsupportedModelError
 from jaxllm.models.config import DecoderConfig, MoEConfig
 from jaxllm.models.families.common import HFConfig, common_fields, flag, refuse, require_activation, size
-from jaxllm.models.families.names import LLAMA_NAMES, Names, Stored
+from jaxllm.models.families.names import LLAMA_NAMES, Names, Stored, by_expert
 from jaxllm.models.families.rope import rope_config
 from jaxllm.models.families.smollm3 import unrotated_layers
 
@@ -25,6 +25,10 @@ def _transposed(tensor: np.ndarray, config: DecoderConfig) -> np.ndarray:
     return tensor.swapaxes(1, 2).reshape(-1, tensor.shape[1])
 
 
+def _to_transposed(tensor: np.ndarray, config: DecoderConfig) -> np.ndarray:
+    return by_expert(tensor, config).swapaxes(1, 2)
+
+
 _MLP = "model.layers.{}.feed_forward"
 NAMES: Names = {
     **LLAMA_NAMES,
@@ -33,8 +37,8 @@ NAMES: Names = {
     "layers.{}.mlp.router": (f"{_MLP}.router",),
     "layers.{}.mlp.shared.gate_up": (f"{_MLP}.shared_expert.gate_proj", f"{_MLP}.shared_expert.up_proj"),
     "layers.{}.mlp.shared.down": (f"{_MLP}.shared_expert.down_proj",),
-    "layers.{}.mlp.experts.gate_up.weight": (Stored(f"{_MLP}.experts.gate_up_proj", _transposed),),
-    "layers.{}.mlp.experts.down.weight": (Stored(f"{_MLP}.experts.down_proj", _transposed),),
+    "layers.{}.mlp.experts.gate_up.weight": (Stored(f"{_MLP}.experts.gate_up_proj", _transposed, _to_transposed),),
+    "layers.{}.mlp.experts.down.weight": (Stored(f"{_MLP}.experts.down_proj", _transposed, _to_transposed),),
 }
 _DEFAULTS = {"num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 8192, "intermediate_size_mlp": 16_384,
              "max_position_embeddings": 131_072, "rms_norm_eps": 1e-5, "num_experts_per_tok": 1,

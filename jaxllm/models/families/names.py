@@ -17,10 +17,12 @@ class Stored:
     """A module of a checkpoint that keeps its tensors otherwise than the decoder does.
 
     read: its weight or bias, and the model's config, to what the decoder has; it changes places alone, never numbers.
+    write: what undoes that, if it is not one of ``_INVERSES``.
     """
 
     name: str
     read: Callable[[np.ndarray, DecoderConfig], np.ndarray]
+    write: Callable[[np.ndarray, DecoderConfig], np.ndarray] | None = None
 
 
 Names = Mapping[str, tuple[str | Stored, ...]]
@@ -87,7 +89,7 @@ def weight_map(names: Names, config: DecoderConfig, specs: Mapping[str, ParamSpe
 def _piece(stored: str | Stored, layer: str, leaf: str, config: DecoderConfig) -> Piece:
     if isinstance(stored, str):
         return Piece(f"{stored.format(layer)}{leaf}")
-    read, write = stored.read, _INVERSES.get(stored.read)
+    read, write = stored.read, stored.write or _INVERSES.get(stored.read)
     return Piece(f"{stored.name.format(layer)}{leaf}", lambda tensor: read(tensor, config),
                  None if write is None else lambda tensor: write(tensor, config))
 
@@ -105,6 +107,12 @@ def flat(tensor: np.ndarray, config: DecoderConfig) -> np.ndarray:
 def rows_of_experts(tensor: np.ndarray, config: DecoderConfig) -> np.ndarray:
     """Of all experts' matrices in one tensor, ``[E, out, in]``."""
     return tensor.reshape(-1, tensor.shape[-1])
+
+
+def by_expert(tensor: np.ndarray, config: DecoderConfig) -> np.ndarray:
+    """The rows, or numbers, of each expert apart: ``[E, out, in]`` or ``[E, out]``."""
+    assert config.moe is not None
+    return tensor.reshape(config.moe.num_experts, -1, *tensor.shape[1:])
 
 
 def one_row(tensor: np.ndarray, config: DecoderConfig) -> np.ndarray:
@@ -135,7 +143,8 @@ def _to_heads(tensor: np.ndarray, config: DecoderConfig) -> np.ndarray:
 
 
 _Change = Callable[[np.ndarray, DecoderConfig], np.ndarray]
-_INVERSES: Mapping[_Change, _Change] = {transposed: transposed, flat: _to_heads, grouped_by_head: _to_groups}
+_INVERSES: Mapping[_Change, _Change] = {transposed: transposed, flat: _to_heads, grouped_by_head: _to_groups,
+                                        rows_of_experts: by_expert, one_row: one_row}
 """By ``Stored.read``, what undoes it, for models that are written."""
 
 
