@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 
@@ -78,7 +79,8 @@ def test_writing_what_was_written_changes_nothing(folder, tmp_path):
 
 def test_several_files_and_parts_hold_the_same(folder, tmp_path, monkeypatch):
     write_int8_folder(folder, tmp_path / "one")
-    monkeypatch.setattr(safetensors_writer, "SHARD_BYTES", 3000)
+    monkeypatch.setattr("jaxllm.quantization.int8_folder.write_shards",
+                        functools.partial(safetensors_writer.write_shards, shard_bytes=3000))
     monkeypatch.setattr("jaxllm.quantization.int8_folder._ELEMENTS_AT_ONCE", 100)
     write_int8_folder(folder, tmp_path / "several")
     index = json.loads((tmp_path / "several" / INDEX).read_text())
