@@ -57,6 +57,15 @@ inline int number_at(const char* p) {
   return number;
 }
 
+// 16 rows of 64 bytes. In terms of few multiples of row_bytes, which addresses are made of: 16 would not fit in registers.
+inline __attribute__((always_inline)) void load_rows(__m512i (&rows)[16], const char* p, int64_t row_bytes) {
+  const int64_t three = 3 * row_bytes, five = 5 * row_bytes, seven = 7 * row_bytes;
+  for (int i = 0; i < 16; i += 8, p += 8 * row_bytes) {
+    const int64_t at[8] = {0, row_bytes, 2 * row_bytes, three, 4 * row_bytes, five, 2 * three, seven};
+    for (int j = 0; j < 8; ++j) rows[i + j] = _mm512_loadu_si512(p + at[j]);
+  }
+}
+
 // The products of some panels with the first few tokens of a block, of which no others count: here lanes are outputs, as
 // there are more of these. Sums are the same to the bit.
 template <typename Numbers, int kPanels, int kTokens>
@@ -78,7 +87,7 @@ inline void dot_few(const Rows& rows, const char* tokens, int64_t steps, bool ad
     for (int k = 0; k < 16; ++k) excess.add(x + k * 64);
     for (int p = 0; p < kPanels; ++p) {
       const char* w = rows.tile(p, s);
-      for (int i = 0; i < 16; ++i) tile[i] = _mm512_loadu_si512(w + i * rows.row_bytes);
+      load_rows(tile, w, rows.row_bytes);
       transpose(tile);
       for (int k = 0; k < 16; ++k) {
         const __m512i number = Numbers::prepared(tile[k]);
