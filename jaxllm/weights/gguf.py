@@ -20,6 +20,7 @@ from jaxllm.weights.source import ModelSource, TensorInfo
 
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _ROPE_DIVISORS = "rope_freqs.weight"
+_LONGROPE_FACTORS = {"rope_factors_long.weight": "long_factor", "rope_factors_short.weight": "short_factor"}
 
 
 class GGUFSource(ModelSource):
@@ -29,7 +30,8 @@ class GGUFSource(ModelSource):
     checkpoint that the file was made from. ``metadata`` holds the file's own key/value pairs, the tokenizer among them.
 
     Llama 3's long-context rotary scaling is stored as numbers by which to divide each rotary frequency:
-    ``config["rope_frequency_divisors"]``, present only then.
+    ``config["rope_frequency_divisors"]``, present only then. Phi-3's, for long and for short texts, are in
+    ``config["rope_scaling"]``, as in Hugging Face's.
 
     Raises ``CheckpointError`` (not GGUF, cut short, a part missing, an unknown tensor) and ``UnsupportedModelError``
     (version, byte order, tensor type, architecture).
@@ -133,11 +135,11 @@ class GGUFSource(ModelSource):
     def _add(self, header: GGUFHeader) -> None:
         for tensor in header.tensors:
             if tensor.name == _ROPE_DIVISORS:
-                raw, divisors = np.empty(tensor.nbytes, np.uint8), np.empty(math.prod(tensor.shape), np.float32)
-                with open_unbuffered(header.path) as file:
-                    read_into(file, tensor.offset, raw)
-                decode(raw, tensor.kind, divisors)
-                self._config["rope_frequency_divisors"] = divisors.tolist()
+                self._config["rope_frequency_divisors"] = _numbers(header, tensor)
+                continue
+            if tensor.name in _LONGROPE_FACTORS:
+                scaling = self._config["rope_scaling"] or {"rope_type": "longrope"}
+                self._config["rope_scaling"] = scaling | {_LONGROPE_FACTORS[tensor.name]: _numbers(header, tensor)}
                 continue
             pattern, layer = split_layer(tensor.name)
             if pattern not in self._architecture.tensors:
@@ -191,6 +193,14 @@ class GGUFSource(ModelSource):
         ends = end_ids(self.metadata)
         if ends:
             self._config["eos_token_id"] = ends[0] if len(ends) == 1 else ends
+
+
+def _numbers(header: GGUFHeader, tensor: GGUFTensor) -> list[float]:
+    raw, numbers = np.empty(tensor.nbytes, np.uint8), np.empty(math.prod(tensor.shape), np.float32)
+    with open_unbuffered(header.path) as file:
+        read_into(file, tensor.offset, raw)
+    decode(raw, tensor.kind, numbers)
+    return numbers.tolist()
 
 
 def _parts(path: Path) -> list[Path]:

@@ -40,12 +40,16 @@ def _rope_scaling(metadata: Metadata, prefix: str) -> dict[str, Any] | None:
     return scaling
 
 
-def _common_config(metadata: Metadata, prefix: str) -> dict[str, Any]:
-    """What all architectures with rotary embeddings say alike, but for the norms' epsilon."""
+def _common_config(metadata: Metadata, prefix: str, partial_rope: bool = False) -> dict[str, Any]:
+    """What all architectures with rotary embeddings say alike, but for the norms' epsilon.
+
+    partial_rope: whether there may be a part of each head that is not turned.
+    """
     heads = _integer(metadata, f"{prefix}.attention.head_count")
     width = _integer(metadata, f"{prefix}.embedding_length")
     head_dim = _integer(metadata, f"{prefix}.attention.key_length", max(1, width // heads))
-    for key in (f"{prefix}.rope.dimension_count", f"{prefix}.attention.value_length"):
+    sizes = (f"{prefix}.rope.dimension_count", f"{prefix}.attention.value_length")
+    for key in sizes[1:] if partial_rope else sizes:
         if metadata.get(key, head_dim) != head_dim:
             raise UnsupportedModelError(f"the GGUF metadata {key!r} is {metadata[key]!r}; for the architecture "
                                         f"{prefix!r} only the head's size, {head_dim}, is supported")
@@ -62,10 +66,10 @@ def _common_config(metadata: Metadata, prefix: str) -> dict[str, Any]:
     }
 
 
-def _rms_config(metadata: Metadata, prefix: str) -> dict[str, Any]:
+def _rms_config(metadata: Metadata, prefix: str, partial_rope: bool = False) -> dict[str, Any]:
     """The same, with root-mean-square normalization."""
     epsilon = require(metadata, f"{prefix}.attention.layer_norm_rms_epsilon")
-    return _common_config(metadata, prefix) | {"rms_norm_eps": epsilon}
+    return _common_config(metadata, prefix, partial_rope) | {"rms_norm_eps": epsilon}
 
 
 def llama_config(metadata: Metadata) -> dict[str, Any]:
@@ -143,6 +147,19 @@ def gemma3_config(metadata: Metadata) -> dict[str, Any]:
         "sliding_window": require(metadata, "gemma3.attention.sliding_window"),
         "final_logit_softcapping": metadata.get("gemma3.final_logit_softcapping"),
         "query_pre_attn_scalar": _attention_scalar(config, largest=62),
+    }
+
+
+def phi3_config(metadata: Metadata) -> dict[str, Any]:
+    """Phi-3's and 4's. The factors of long texts are tensors; how they scale scores follows from the two lengths."""
+    config = _rms_config(metadata, "phi3", partial_rope=True)
+    return config | {
+        "model_type": "phi3",
+        "hidden_act": "silu",
+        "sliding_window": metadata.get("phi3.attention.sliding_window") or None,
+        "partial_rotary_factor": metadata.get("phi3.rope.dimension_count", config["head_dim"]) / config["head_dim"],
+        "original_max_position_embeddings": metadata.get(
+            "phi3.rope.scaling.original_context_length", config["max_position_embeddings"]),
     }
 
 

@@ -20,6 +20,7 @@ from jaxllm.weights.gguf_configs import (
     gemma_config,
     gpt2_config,
     llama_config,
+    phi3_config,
     qwen2_config,
     qwen2_moe_config,
     qwen3_config,
@@ -160,6 +161,12 @@ _STARCODER2_TENSORS = _LLAMA_TENSORS | {
 }
 
 
+_PHI3_TENSORS = _LLAMA_TENSORS | {
+    "blk.{}.attn_qkv.weight": "model.layers.{}.self_attn.qkv_proj.weight",
+    "blk.{}.ffn_up.weight": "model.layers.{}.mlp.gate_up_proj.weight",
+}
+
+
 def _gemma(name: str, tensors: Mapping[str, str], config: Callable[[Metadata], dict[str, Any]]) -> Architecture:
     raised = frozenset(tensor for tensor in tensors if tensor.endswith("norm.weight"))
     return Architecture(name, tensors, config, raised=raised)
@@ -186,5 +193,6 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gemma3": _gemma("Gemma3ForCausalLM", _GEMMA2_TENSORS | _QK_NORMS, gemma3_config),
     "gpt2": Architecture("GPT2LMHeadModel", _GPT2_TENSORS, gpt2_config,
                          transposed=frozenset(f"blk.{{}}.{name}.weight" for name in _GPT2_MATRICES)),
+    "phi3": Architecture("Phi3ForCausalLM", _PHI3_TENSORS, phi3_config),
     "starcoder2": Architecture("Starcoder2ForCausalLM", _STARCODER2_TENSORS, starcoder2_config),
 }

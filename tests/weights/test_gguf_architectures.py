@@ -22,11 +22,12 @@ from jaxllm.weights.names import ARCHITECTURES as KNOWN
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 ARCHITECTURES = {"qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3, "gemma": gguf.MODEL_ARCH.GEMMA,
                  "gemma2": gguf.MODEL_ARCH.GEMMA2, "gemma3": gguf.MODEL_ARCH.GEMMA3,
+                 "phi3": gguf.MODEL_ARCH.PHI3, "phi3_long": gguf.MODEL_ARCH.PHI3,
                  "starcoder2": gguf.MODEL_ARCH.STARCODER2}
 
 
 def _write(path, name, source, hf):
-    writer = gguf.GGUFWriter(path, name)
+    writer = gguf.GGUFWriter(path, ARCHITECTURES[name].name.lower())
     writer.add_block_count(hf["num_hidden_layers"])
     writer.add_context_length(hf["max_position_embeddings"])
     writer.add_embedding_length(hf["hidden_size"])
@@ -46,18 +47,27 @@ def _write(path, name, source, hf):
     if rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])
-    if name in ("gemma2", "gemma3", "starcoder2"):
-        writer.add_sliding_window(hf["sliding_window"])
+    if name in ("gemma2", "gemma3", "phi3", "phi3_long", "starcoder2"):
+        writer.add_sliding_window(hf["sliding_window"] or 0)
+    factors = {}
+    if name.startswith("phi3"):
+        head_dim = hf["hidden_size"] // hf["num_attention_heads"]
+        writer.add_rope_dimension_count(int(head_dim * rope["partial_rotary_factor"]))
+        writer.add_rope_scaling_orig_ctx_len(hf["original_max_position_embeddings"])
+        factors = {f"rope_factors_{part}.weight": np.asarray(rope[f"{part}_factor"], np.float32)
+                   for part in ("long", "short") if f"{part}_factor" in rope}
     if name == "gemma2":
         writer.add_attn_logit_softcapping(hf["attn_logit_softcapping"])
         writer.add_final_logit_softcapping(hf["final_logit_softcapping"])
     raised = "norm.weight" if name.startswith("gemma") else ()
     _write_tensors(writer, ARCHITECTURES[name], hf["num_hidden_layers"], {
         tensor: source.read(tensor).astype(np.float32) + np.float32(tensor.endswith(raised))
-        for tensor in source.tensors})
+        for tensor in source.tensors}, factors)
 
 
-def _write_tensors(writer, architecture, layers, tensors):
+def _write_tensors(writer, architecture, layers, tensors, as_named=()):
+    for name in as_named:
+        writer.add_tensor(name, as_named[name])
     names = gguf.get_tensor_name_map(architecture, layers)
     for name, values in tensors.items():
         writer.add_tensor(names.get_name(name, try_suffixes=(".weight", ".bias")), values)
@@ -88,7 +98,7 @@ def test_a_gguf_file_means_what_its_checkpoint_means(name, tmp_path):
         wanted = values + np.float32(1) - np.float32(1) if raised else values
         np.testing.assert_array_equal(found.read(tensor), wanted)
     family = family_of(hf)
-    assert family_of(found.config).name == family.name == name
+    assert family_of(found.config).name == family.name == name.removesuffix("_long")
     assert family.decoder_config(found.config) == family.decoder_config(hf)
 
 
