@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -33,6 +33,7 @@ def checkpoint_tensors(model: Model, family: Family, params: Params, stored: Col
     """
     leaves = flatten(params)
     tensors: list[NewTensor] = []
+    parts: dict[str, dict[int, NewTensor]] = {}
     for path, pieces in family.weight_map(model, stored).items():
         leaf, spec = leaves[path], model.specs[path]
         if _is_quantized(leaf):
@@ -41,9 +42,13 @@ def checkpoint_tensors(model: Model, family: Family, params: Params, stored: Col
                 "with quantization='none', or write quantized files with jaxllm.quantize")
         start = 0
         for piece, rows in zip(pieces, _rows(path, len(pieces), spec, model.config), strict=True):
-            tensors.append(_tensor(piece, leaf, slice(start, start + rows), spec))
+            tensor = _tensor(piece, leaf, slice(start, start + rows), spec)
+            if piece.part is None:
+                tensors.append(tensor)
+            else:
+                parts.setdefault(piece.name, {})[piece.part] = tensor
             start += rows
-    return tensors
+    return tensors + [_joined([found[number] for number in sorted(found)]) for found in parts.values()]
 
 
 def _tensor(piece: Piece, leaf: Any, rows: slice, spec: ParamSpec) -> NewTensor:
@@ -59,6 +64,18 @@ def _tensor(piece: Piece, leaf: Any, rows: slice, spec: ParamSpec) -> NewTensor:
     # Shapes do not depend on the values.
     empty = np.broadcast_to(np.zeros((), spec.dtype), spec.shape)[rows]
     return NewTensor(piece.name, _NAMES[spec.dtype], as_stored(empty).shape, data)
+
+
+def _joined(parts: Sequence[NewTensor]) -> NewTensor:
+    """A tensor of its parts, ``[groups, rows, ...]`` each: a group's rows after those of the group before it."""
+    groups, _, *rest = parts[0].shape
+
+    def data() -> Iterator[np.ndarray]:
+        joined = np.concatenate([array for part in parts for array in part.data()], axis=1)
+        yield joined.reshape(-1, *rest)
+
+    shape = (groups * sum(part.shape[1] for part in parts), *rest)
+    return NewTensor(parts[0].name, parts[0].dtype, shape, data)
 
 
 def _rows(path: str, count: int, spec: ParamSpec, config: DecoderConfig) -> list[int]:

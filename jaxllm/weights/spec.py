@@ -82,9 +82,11 @@ class Piece:
 
     transform: applied to the tensor as stored (a numpy array), e.g. a slice, a transpose or an added axis. It must not
     depend on the values for its shape: that is checked beforehand on an array of the stored shape without storage.
-    inverse: what undoes it, where that is known.
+    inverse: what undoes it, where that is known. part: the number of what it gives then, of a tensor that several
+    pieces make up, which are joined along their second axis; the first two axes become one.
     """
 
     name: str
     transform: Callable[[np.ndarray], np.ndarray] | None = None
     inverse: Callable[[np.ndarray], np.ndarray] | None = None
+    part: int | None = None

@@ -37,6 +37,14 @@ def _value_rows(tensor: np.ndarray, config: DecoderConfig) -> np.ndarray:
     return _up_projections(tensor, config)[:, config.latent.plain_dim:]
 
 
+def _written_key_rows(tensor: np.ndarray, config: DecoderConfig) -> np.ndarray:
+    return tensor.swapaxes(1, 2)
+
+
+def _written_value_rows(tensor: np.ndarray, config: DecoderConfig) -> np.ndarray:
+    return tensor
+
+
 _MLP, _ATTENTION = "model.layers.{}.mlp", "model.layers.{}.self_attn"
 _NAMES: Names = {
     **LLAMA_NAMES,
@@ -46,8 +54,8 @@ _NAMES: Names = {
     "layers.{}.attention.q_up": (f"{_ATTENTION}.q_b_proj",),
     "layers.{}.attention.kv_down": (f"{_ATTENTION}.kv_a_proj_with_mqa",),
     "layers.{}.attention.kv_norm": (f"{_ATTENTION}.kv_a_layernorm",),
-    "layers.{}.attention.k_up": (Stored(f"{_ATTENTION}.kv_b_proj", _key_rows),),
-    "layers.{}.attention.v_up": (Stored(f"{_ATTENTION}.kv_b_proj", _value_rows),),
+    "layers.{}.attention.k_up": (Stored(f"{_ATTENTION}.kv_b_proj", _key_rows, _written_key_rows, 0),),
+    "layers.{}.attention.v_up": (Stored(f"{_ATTENTION}.kv_b_proj", _value_rows, _written_value_rows, 1),),
     "layers.{}.mlp.router.correction": (f"{_MLP}.gate.e_score_correction_bias",),
     "layers.{}.mlp.shared.gate_up": (f"{_MLP}.shared_experts.gate_proj", f"{_MLP}.shared_experts.up_proj"),
     "layers.{}.mlp.shared.down": (f"{_MLP}.shared_experts.down_proj",),

@@ -17,12 +17,13 @@ class Stored:
     """A module of a checkpoint that keeps its tensors otherwise than the decoder does.
 
     read: its weight or bias, and the model's config, to what the decoder has; it changes places alone, never numbers.
-    write: what undoes that, if it is not one of ``_INVERSES``.
+    write: what undoes that, if it is not one of ``_INVERSES``. part: as of ``Piece``.
     """
 
     name: str
     read: Callable[[np.ndarray, DecoderConfig], np.ndarray]
     write: Callable[[np.ndarray, DecoderConfig], np.ndarray] | None = None
+    part: int | None = None
 
 
 Names = Mapping[str, tuple[str | Stored, ...]]
@@ -91,7 +92,7 @@ def _piece(stored: str | Stored, layer: str, leaf: str, config: DecoderConfig) -
         return Piece(f"{stored.format(layer)}{leaf}")
     read, write = stored.read, stored.write or _INVERSES.get(stored.read)
     return Piece(f"{stored.name.format(layer)}{leaf}", lambda tensor: read(tensor, config),
-                 None if write is None else lambda tensor: write(tensor, config))
+                 None if write is None else lambda tensor: write(tensor, config), stored.part)
 
 
 def transposed(tensor: np.ndarray, config: DecoderConfig) -> np.ndarray:
