@@ -32,7 +32,7 @@ def save_pretrained(origin: Origin, params: Params, folder: str | os.PathLike[st
         raise ParameterError("config", type(source.decoder), "for save_pretrained, a Hugging Face config in "
                              "from_params: config.json cannot be made of a DecoderConfig")
     target = Path(folder).expanduser()
-    check_target(target, [source.path], overwrite=overwrite, replaceable=REPLACEABLE)
+    check_target(target, [source.path], overwrite=overwrite, replaceable=REPLACEABLE, name="folder")
     tensors = checkpoint_tensors(model, opened.family, params, source.tensors)
     files = configuration(source, model.dtype)
     if origin.tokenizer is not None:

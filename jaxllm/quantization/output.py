@@ -16,29 +16,29 @@ from jaxllm.errors import CapacityError, ParameterError
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None)  # NumPy's tofile gives no number
 
 
-def check_target(target: Path, sources: Iterable[Path], *, overwrite: bool, replaceable: Iterable[str] | None = None
-                 ) -> None:
+def check_target(target: Path, sources: Iterable[Path], *, overwrite: bool, replaceable: Iterable[str] | None = None,
+                 name: str = "target") -> None:
     """Raise ``ParameterError`` unless something new can be written there.
 
     sources: what is read meanwhile, and must stay. replaceable: patterns of the names that a folder may hold in order
-    to be overwritten; ``None`` where a file is written.
+    to be overwritten; ``None`` where a file is written. name: what the caller's parameter is called.
     """
     if not target.parent.is_dir():
-        raise ParameterError("target", str(target), "a name in a folder that exists")
+        raise ParameterError(name, str(target), "a name in a folder that exists")
     if not os.path.lexists(target):
         return
     what = "file" if replaceable is None else "folder"
     if not overwrite:
-        raise ParameterError("target", str(target), f"a {what} that is not there yet, or overwrite")
+        raise ParameterError(name, str(target), f"a {what} that is not there yet, or overwrite")
     if target.is_dir() != (replaceable is not None):
-        raise ParameterError("target", str(target), f"a {what}, which this is not")
+        raise ParameterError(name, str(target), f"a {what}, which this is not")
     if any(source.exists() and (target.samefile(source) or target.resolve() in source.resolve().parents)
            for source in sources):
-        raise ParameterError("target", str(target), f"another {what} than the model itself")
+        raise ParameterError(name, str(target), f"another {what} than the model itself")
     others = sorted(entry.name for entry in target.iterdir()
                     if not any(fnmatch.fnmatch(entry.name, pattern) for pattern in replaceable)) if replaceable else []
     if others:
-        raise ParameterError("target", str(target), "a folder to overwrite that holds a model and nothing else; it has "
+        raise ParameterError(name, str(target), "a folder to overwrite that holds a model and nothing else; it has "
                              + ", ".join(others[:3]))
 
 
