@@ -78,7 +78,7 @@ def test_bits_do_not_depend_on_company_or_chunks(name, dtype):
     check_bits(_forward(name, dtype), name)
 
 
-@pytest.mark.parametrize("name", IN_ALL_PROGRAMS)
+@pytest.mark.parametrize("name", [*IN_ALL_PROGRAMS, pytest.param("llama4", marks=pytest.mark.sweep)])
 def test_the_engine_gives_the_greedy_tokens(name):
     model, params = opened(name, "float32")
     sizes = EngineSizes(max_model_len=64, max_num_seqs=4, max_num_batched_tokens=32, block_size=8)
