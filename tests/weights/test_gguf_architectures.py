@@ -26,14 +26,18 @@ ARCHITECTURES = {"qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3,
                  "starcoder2": gguf.MODEL_ARCH.STARCODER2}
 
 
-def _write(path, name, source, hf):
-    writer = gguf.GGUFWriter(path, ARCHITECTURES[name].name.lower())
+def _write_sizes(writer, hf):
     writer.add_block_count(hf["num_hidden_layers"])
     writer.add_context_length(hf["max_position_embeddings"])
     writer.add_embedding_length(hf["hidden_size"])
     writer.add_feed_forward_length(hf["intermediate_size"])
     writer.add_head_count(hf["num_attention_heads"])
     writer.add_head_count_kv(hf["num_key_value_heads"])
+
+
+def _write(path, name, source, hf):
+    writer = gguf.GGUFWriter(path, ARCHITECTURES[name].name.lower())
+    _write_sizes(writer, hf)
     if "rms_norm_eps" in hf:
         writer.add_layer_norm_rms_eps(hf["rms_norm_eps"])
     else:
@@ -117,12 +121,7 @@ def _write_experts(path, name, source, hf, kept):
     Mixtral's queries and keys in its order."""
     architecture, kind, module, merged = _EXPERTS[name]
     writer = gguf.GGUFWriter(path, architecture)
-    writer.add_block_count(hf["num_hidden_layers"])
-    writer.add_context_length(hf["max_position_embeddings"])
-    writer.add_embedding_length(hf["hidden_size"])
-    writer.add_feed_forward_length(hf["intermediate_size"])
-    writer.add_head_count(hf["num_attention_heads"])
-    writer.add_head_count_kv(hf["num_key_value_heads"])
+    _write_sizes(writer, hf)
     writer.add_key_length(hf["head_dim"])
     writer.add_layer_norm_rms_eps(hf["rms_norm_eps"])
     writer.add_rope_freq_base(hf["rope_parameters"]["rope_theta"])

@@ -7,7 +7,8 @@
 
 namespace pallas_kernels {
 
-enum class GGUFKind { kQ4_0 = 2, kQ4_1 = 3, kQ5_0 = 6, kQ5_1 = 7, kQ8_0 = 8, kQ4_K = 12, kQ6_K = 14, kI8 = 24, kBF16 = 30 };  // as in files
+// Numbered as in files.
+enum class GGUFKind { kQ4_0 = 2, kQ4_1 = 3, kQ5_0 = 6, kQ5_1 = 7, kQ8_0 = 8, kQ4_K = 12, kQ6_K = 14, kI8 = 24, kBF16 = 30 };
 
 // A block's numbers and bytes.
 struct Block {

@@ -87,7 +87,8 @@ void reuse(const Source& source, const Matmul& m, const char* packed, int64_t ou
         if (done) store<kPanels, 2>(m, at, output, b);
         b += 2;
       } else {
-        dot_one<typename Source::Numbers, kPanels>(rows, tokens, std::min(tokens_in(m, b), m.not_zeros - b * tokens_per_block(m)), steps, add, at, ahead);
+        const int64_t count = std::min(tokens_in(m, b), m.not_zeros - b * tokens_per_block(m));
+        dot_one<typename Source::Numbers, kPanels>(rows, tokens, count, steps, add, at, ahead);
         if (done) store<kPanels, 1>(m, at, output, b);
         b += 1;
       }
