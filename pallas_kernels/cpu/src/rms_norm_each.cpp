@@ -3,14 +3,10 @@
 #include <cmath>
 
 #include "flush_denormals.h"
-#include "vectors.h"
+#include "lanes_bfloat16.h"
 
 namespace pallas_kernels {
 namespace {
-
-inline __m512 load(const uint16_t* p, unsigned mask) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, p)), 16));
-}
 
 inline unsigned mask_of(int64_t left) { return left >= 16 ? 0xffff : (1u << left) - 1; }
 
@@ -28,7 +24,7 @@ float sum_of_squares(const uint16_t* x, int64_t size) {
     for (int part = 0; part < 4; ++part) {
       const int64_t at = i + part * 16;
       if (at >= size) break;
-      const __m512 v = load(x + at, mask_of(size - at));
+      const __m512 v = load_bfloat16(x + at, mask_of(size - at));
       sum[part] = _mm512_fmadd_ps(v, v, sum[part]);
     }
   return sum_of_lanes(_mm512_add_ps(_mm512_add_ps(sum[0], sum[1]), _mm512_add_ps(sum[2], sum[3])));
@@ -45,9 +41,9 @@ void INSTRUCTION_SET::rms_norm(const RmsNorm& n, int64_t first, int64_t last) {
     const __m512 factor = _mm512_set1_ps(1.0f / std::sqrt(mean + n.epsilon));
     for (int64_t i = 0; i < n.size; i += 16) {
       const unsigned mask = mask_of(n.size - i);
-      const __m512 normed = _mm512_mul_ps(load(x + i, mask), factor);
-      const __m512 y = _mm512_mul_ps(normed, _mm512_add_ps(load(weight + i, mask), offset));
-      _mm256_mask_storeu_epi16(n.y + row * n.size + i, mask, (__m256i)_mm512_cvtneps_pbh(y));
+      const __m512 normed = _mm512_mul_ps(load_bfloat16(x + i, mask), factor);
+      const __m512 y = _mm512_mul_ps(normed, _mm512_add_ps(load_bfloat16(weight + i, mask), offset));
+      store_bfloat16(n.y + row * n.size + i, mask, y);
     }
   }
 }

@@ -1,18 +1,8 @@
 #include "rope.h"
-#include "vectors.h"
+
+#include "lanes_bfloat16.h"
 
 namespace pallas_kernels {
-namespace {
-
-inline __m512 load(const uint16_t* p, unsigned mask) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, p)), 16));
-}
-
-inline void store(uint16_t* p, unsigned mask, __m512 x) {
-  _mm256_mask_storeu_epi16(p, mask, (__m256i)_mm512_cvtneps_pbh(x));
-}
-
-}  // namespace
 
 void INSTRUCTION_SET::rope(const uint16_t* x, const float* cos, const float* sin, int64_t heads, int64_t head_dim,
                            uint16_t* y, int64_t y_stride) {
@@ -23,9 +13,9 @@ void INSTRUCTION_SET::rope(const uint16_t* x, const float* cos, const float* sin
     for (int64_t head = 0; head < heads; ++head) {
       const uint16_t* from = x + head * head_dim + i;
       uint16_t* to = y + head * y_stride + i;
-      const __m512 a = load(from, mask), b = load(from + half, mask);
-      store(to, mask, _mm512_fmsub_ps(a, c, _mm512_mul_ps(b, s)));
-      store(to + half, mask, _mm512_fmadd_ps(b, c, _mm512_mul_ps(a, s)));
+      const __m512 a = load_bfloat16(from, mask), b = load_bfloat16(from + half, mask);
+      store_bfloat16(to, mask, _mm512_fmsub_ps(a, c, _mm512_mul_ps(b, s)));
+      store_bfloat16(to + half, mask, _mm512_fmadd_ps(b, c, _mm512_mul_ps(a, s)));
     }
   }
 }
