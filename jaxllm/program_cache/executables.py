@@ -70,8 +70,10 @@ class ExecutableCache:
             # It holds the address of a Python function of this process.
             return self._compiled(title, lowered)
         trees = lowered.in_tree, lowered.out_tree
+        # The text has no arguments that the program does not use, but the executable is called with all of them.
+        given = [(like.shape, like.dtype.name, like.donated) for like in jax.tree.leaves(lowered.args_info)]
         name_of_text = fingerprint.digest("lowered", fingerprint.of_machine(), text, *trees,
-                                          *map(fingerprint.types_of, trees), *(device.id for device in devices))
+                                          *map(fingerprint.types_of, trees), given, *(device.id for device in devices))
         found = self._loaded(entries, name_of_text, devices)
         if found is None:
             with _JaxHits() as hits:

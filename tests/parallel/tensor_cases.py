@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import tempfile
@@ -23,11 +24,14 @@ from parallel.tensor_models import (
     requests,
 )
 from param_layouts import hugging_face, stacked
+from safetensors.numpy import load_file
 from support import greedy, prompts
 from tiny_folder import write_tiny_folder
 
 from jaxllm import LLM, ParameterError, SamplingParams
 from jaxllm.models.config import DecoderConfig
+from jaxllm.models.model import build_model
+from jaxllm.parallel import device_mesh, tensor_mesh
 from jaxllm.runner.keys import Key
 from jaxllm.sampling import Variant
 from jaxllm.weights.trees import flatten
@@ -122,8 +126,7 @@ def folder():
             found[str(quantization)] = texts[0] == texts[1]
             if quantization is None:
                 llm.save_pretrained(Path(temporary) / "back")
-                pair = [(folder / "model.safetensors").read_bytes() for folder in (path, Path(temporary) / "back")]
-                found["written"] = len(pair[0]) > 0 and _tensors(path) == _tensors(Path(temporary) / "back")
+                found["written"] = _tensors(path) == _tensors(Path(temporary) / "back")
                 llm.sleep(1)
                 llm.wake_up()
                 found["awake"] = llm.generate(prompt, params, use_tqdm=False)[0].outputs[0].token_ids == texts[0]
@@ -131,16 +134,12 @@ def folder():
 
 
 def _tensors(path):
-    from safetensors.numpy import load_file
-
     return {name: array.tobytes() for name, array in load_file(path / "model.safetensors").items()}
 
 
 def trainer():
     """Parameters that lie on a trainer's mesh, in several layouts: used where they are if they lie as the engine's."""
     config = DecoderConfig(**{**LLAMA, "vocab_size": 200})
-    from jaxllm.models.model import build_model
-
     model = build_model(config, jnp.dtype("float32"))
     own = model.init(3, scale=0.2)
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]).reshape(1, 2), ("fsdp", "model"))
@@ -173,7 +172,26 @@ def trainer():
         answer = llm.generate(prompt, params, use_tqdm=False)[0].outputs[0].token_ids
         llm.update_params(jax.tree.map(lambda leaf: leaf * 1, given))
         later = llm.generate(prompt, params, use_tqdm=False)[0].outputs[0].token_ids
-        found[layout] = {"equal": answer == later == expected, "kept": sum(kept), "of": len(kept)}
+        found[layout] = {"equal": answer == later == expected,  "kept": sum(kept), "of": len(kept)}
+    return found
+
+
+def kept():
+    """Programs that an engine like it has left on disk: over two devices, and on a device that is not the default."""
+    jax.config.update("jax_compilation_cache_dir", None)
+    model, params = model_of("llama")
+    wanted = [(prompts(1, seed=2)[0], greedy(4))]
+    expected = outcome(engine_of(model, params, 1), wanted)
+    found = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        os.environ["JAXLLM_COMPILATION_CACHE"] = temporary
+        for name, devices in (("two", jax.devices()[2:4]), ("other", jax.devices()[5:6])):
+            mesh = tensor_mesh(device_mesh(tensor=len(devices), devices=devices))
+            engines = [engine_of(model, params, 0, mesh=mesh) for _ in range(2)]
+            equal = [difference(outcome(engine, wanted), expected)[0] for engine in engines]
+            caches = [engine._runner.programs.cache for engine in engines]
+            found[name] = {"equal": equal, "compiled": [cache.num_compiled for cache in caches][1:],
+                           "where": sorted(device.id for device in engines[1]._runner.newest.devices())}
     return found
 
 
@@ -198,9 +216,9 @@ def refusals():
 CASES = {
     "programs": programs,
     "refusals": refusals,
-    "llama": lambda: as_one("llama", 4, 8, sampled=True),
+    "llama": lambda: as_one("llama", 4, sampled=True),
+    "llama, kv heads on two devices each": lambda: as_one("llama", 8),
     "gemma3": lambda: as_one("gemma3", 4),
-    "gpt_oss": lambda: as_one("gpt_oss", 2),
     "gpt_oss by expert": lambda: as_one("gpt_oss", 4, by_expert=True),
     "llama4 by expert": lambda: as_one("llama4", 2, by_expert=True),
     "olmo2": lambda: as_one("olmo2", 4),
@@ -208,6 +226,7 @@ CASES = {
     "deepseek": lambda: as_one("deepseek", 4),
     "int8": lambda: as_one("llama", 2, kind="I8"),
     "int8 experts": lambda: as_one("gpt_oss", 2, kind="I8"),
+    "kept": kept,
     "swapping": swapping,
     "folder": folder,
     "trainer": trainer,
