@@ -27,6 +27,7 @@ from param_layouts import hugging_face, stacked
 from safetensors.numpy import load_file
 from support import greedy, prompts
 from tiny_folder import write_tiny_folder
+from weights.quantized_llama import PLAIN, write_mixture
 
 from jaxllm import LLM, ParameterError, SamplingParams
 from jaxllm.models.config import DecoderConfig
@@ -130,6 +131,17 @@ def folder():
                 llm.sleep(1)
                 llm.wake_up()
                 found["awake"] = llm.generate(prompt, params, use_tqdm=False)[0].outputs[0].token_ids == texts[0]
+        blocks = {**PLAIN, "attn_v": "Q6_K", "attn_output": "Q4_0", "ffn_down": "Q8_0"}
+        file = write_mixture(Path(temporary) / "mixture.gguf", [blocks, PLAIN | {"attn_output": "Q5_1",
+                                                                                 "ffn_down": "Q4_1"}])
+        options = {**FOLDER_SIZES, "skip_tokenizer_init": True, "quantization": "gguf"}
+        tokens = [LLM(file, tensor_parallel_size=size, **options).generate(prompt, params, use_tqdm=False)[0]
+                  .outputs[0].token_ids for size in (1, 2)]
+        found["gguf"] = tokens[0] == tokens[1]
+        try:
+            LLM(write_mixture(Path(temporary) / "whole.gguf", [PLAIN]), tensor_parallel_size=2, **options)
+        except ParameterError as error:
+            found["refused"] = str(error)
     return found
 
 
@@ -224,7 +236,6 @@ CASES = {
     "olmo2": lambda: as_one("olmo2", 4),
     "alibi": lambda: as_one("alibi", 2),
     "deepseek": lambda: as_one("deepseek", 4),
-    "int8": lambda: as_one("llama", 2, kind="I8"),
     "int8 experts": lambda: as_one("gpt_oss", 2, kind="I8"),
     "kept": kept,
     "swapping": swapping,

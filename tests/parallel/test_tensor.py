@@ -19,9 +19,9 @@ import pytest
 TESTS = Path(__file__).parents[1]
 QUICK = ("refusals", "programs")
 LONG = ("llama", "llama, kv heads on two devices each", "gemma3", "gpt_oss by expert", "llama4 by expert", "olmo2",
-        "alibi", "deepseek", "int8", "int8 experts", "swapping", "folder", "trainer", "kept")
+        "alibi", "deepseek", "int8 experts", "swapping", "folder", "trainer", "kept")
 SHARES = {"llama": 1 / 4, "llama, kv heads on two devices each": 1 / 8, "gemma3": 1 / 4, "gpt_oss by expert": 1 / 4,
-          "llama4 by expert": 1 / 2, "olmo2": 1 / 4, "alibi": 1 / 2, "deepseek": 1 / 4, "int8": 1 / 2,
+          "llama4 by expert": 1 / 2, "olmo2": 1 / 4, "alibi": 1 / 2, "deepseek": 1 / 4,
           "int8 experts": 1 / 2}
 """What a device has of the weights, but for up to ``WHOLE`` that all have: norms, routers, positions, kv heads."""
 WHOLE = 0.12
@@ -87,7 +87,7 @@ def test_several_devices_give_what_one_gives_with_a_part_of_the_weights_each(cas
 @pytest.mark.sweep
 def test_each_device_holds_its_kv_heads_alone_where_there_are_enough_and_all_latents():
     four_heads = 2 * 2 * 4 * 8 * 4  # layers, keys and values, heads, numbers, bytes of a token
-    for case, share in (("llama", 4), ("llama, kv heads on two devices each", 4), ("int8", 2)):
+    for case, share in (("llama", 4), ("llama, kv heads on two devices each", 4), ("int8 experts", 2)):
         (found,) = long(case).values()
         assert found["share"]["cache"] == four_heads / share
     (found,) = long("deepseek").values()
@@ -110,8 +110,11 @@ def test_prefixes_are_found_again():
 
 
 @pytest.mark.sweep
-def test_a_folder_is_loaded_in_parts_plain_or_as_int8_written_back_as_it_was_and_put_to_sleep():
-    assert long("folder") == {"None": True, "written": True, "awake": True, "int8": True}
+def test_a_checkpoint_is_loaded_in_parts_plain_or_quantized_written_back_as_it_was_and_put_to_sleep():
+    found = long("folder")
+    assert "a number that its rows divide by: layers.0.attention.out.weight is kept as Q4_K, whose blocks of 256 " in (
+        found.pop("refused"))
+    assert found == {"None": True, "written": True, "awake": True, "int8": True, "gguf": True}
 
 
 @pytest.mark.sweep
