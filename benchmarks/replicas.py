@@ -1,9 +1,10 @@
 """What does the host do per step of a replica, as an engine has more of them?
 
 An engine of 1, 8 and 64 replicas on pretend devices, which answer at once: all time is the host's own. Every replica
-decodes about ``--running`` sequences; each is added by way of the router, half of them with a common beginning of 256 tokens.
-Times are per step of one replica: planning it (scheduler and blocks), recording what came of it, and all else: threads
-that wait for the steps of several replicas, and the loop. Beside it, per request: adding it, and of that routing it.
+decodes about ``--running`` sequences, each added by way of the router, half of them with a common beginning of 256
+tokens. Times are per step of one replica: planning it (scheduler and blocks), recording what came of it, and all else:
+threads that wait for the steps of several replicas, and the loop. Beside it, per request: adding it, and of that
+routing it.
 """
 
 from __future__ import annotations
