@@ -103,7 +103,7 @@ def stubbed_engine(max_num_seqs: int, steps: int) -> Engine:
         max_num_seqs=max_num_seqs, max_num_batched_tokens=512, max_model_len=length, block_size=32,
         num_blocks=1 + max_num_seqs * -(-length // 32), vocab_size=MODEL.vocab_size)
     programs = Programs(model, cache_spec(model, "auto"), config, CPU_LAYERS_PER_PROGRAM)
-    programs._functions = StubbedFunctions(model, programs.spec, config, programs.chunks)
+    programs._functions = StubbedFunctions(model, model.config.vocab_size, programs.spec, config, programs.chunks)
     return Engine(Runner(programs, model.init()), config)
 
 

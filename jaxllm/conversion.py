@@ -19,6 +19,7 @@ from jaxllm.loading import load_weights, open_model
 from jaxllm.models.heads import SCORE
 from jaxllm.models.matching import match_params
 from jaxllm.models.model import nest
+from jaxllm.parallel.partition import Partition
 from jaxllm.quantization.int8_folder import REPLACEABLE
 from jaxllm.quantization.output import check_target, written_whole
 from jaxllm.quantization.rope import with_rope_scaling
@@ -84,7 +85,7 @@ def convert(
     with written_whole(folder, total) as partial:
         write_files(partial, files)
         found, _ = match_params(opened.model, flatten(load_weights(source, opened)))
-        params = nest(place(opened.model.specs, found))
+        params = nest(place(Partition(opened.model), found))
         if to == "orbax":
             save_params(partial, params)
         else:

@@ -21,6 +21,7 @@ import jaxllm
 from jaxllm import LLM, CheckpointError, ParameterError, UnsupportedModelError
 from jaxllm.loading import load_weights, open_model
 from jaxllm.models.registry import family_of
+from jaxllm.parallel.partition import Partition
 from jaxllm.runner.weights import Weights
 from jaxllm.weights import SafetensorsSource, resolve
 from jaxllm.weights.orbax import OrbaxSource
@@ -45,7 +46,7 @@ def in_dtype(folder, target, dtypes):
 def params_of(model, dtype, **options):
     source = resolve(model)
     opened = open_model(source, dtype, **options)
-    return Weights(opened.model, load_weights(source, opened)).params
+    return Weights(Partition(opened.model), load_weights(source, opened)).params
 
 
 def assert_same_bits(found, expected):

@@ -29,6 +29,7 @@ from jaxllm.kv_cache import kv_spec
 from jaxllm.kv_cache.spec import KVSpec
 from jaxllm.memory import give_back_memory
 from jaxllm.models.model import Model, Params
+from jaxllm.parallel.partition import Partition, PlacedParams
 from jaxllm.platform import free_device_memory, free_host_memory, resolve_dtype
 from jaxllm.program_cache.executables import open_cache
 from jaxllm.quantities import parse_bytes, parse_count
@@ -86,13 +87,17 @@ class EngineSizes:
 
 
 def choose_config(model: Model, sizes: EngineSizes, tokenizer: Tokenizer | None = None, *,
-                  weights_in_place: bool = False) -> tuple[EngineConfig, KVSpec]:
+                  weights_in_place: bool = False, partition: Partition | None = None) -> tuple[EngineConfig, KVSpec]:
     """Fix every size of an engine for this machine; raises before anything is allocated.
 
     tokenizer: knows which ids may be sampled; without one, all that the model has.
     weights_in_place: the weights are in memory already, and not part of what is free.
+    partition: the devices, and what each has of the model; by default all of it is on the default device. The cache,
+        as the spec that is returned, is that of each.
     """
-    to_come = 0 if weights_in_place else model.weight_bytes
+    partition = Partition(model) if partition is None else partition
+    weight_bytes = partition.local.weight_bytes
+    to_come = 0 if weights_in_place else weight_bytes
     vocab_size = model.config.vocab_size
     platform = jax.default_backend()
     on_host = platform == "cpu"
@@ -105,9 +110,11 @@ def choose_config(model: Model, sizes: EngineSizes, tokenizer: Tokenizer | None 
     chosen = {name: int(value) for name, value in chosen.items()}
     check_real("gpu_memory_utilization", sizes.gpu_memory_utilization, 0.0, 1.0, open_low=True)
     length = _model_length(sizes.max_model_len)
-    spec = cache_spec(model, sizes.kv_cache_dtype, length)
-    device = jax.devices()[0]
-    free = free_host_memory() if on_host else free_device_memory(device, sizes.gpu_memory_utilization)
+    spec = cache_spec(partition.local, sizes.kv_cache_dtype, length)
+    # Devices on the host share its memory.
+    sharing = partition.size if on_host else 1
+    free = free_host_memory() // sharing if on_host else min(
+        free_device_memory(device, sizes.gpu_memory_utilization) for device in partition.local_devices)
     max_model_len, num_blocks = plan_memory(
         model=model.config,
         spec=spec,
@@ -116,17 +123,18 @@ def choose_config(model: Model, sizes: EngineSizes, tokenizer: Tokenizer | None 
         max_model_len=length,
         kv_cache_bytes=sizes.cache_bytes,
         free_bytes=free - to_come,
-        weight_bytes=model.weight_bytes,
+        weight_bytes=weight_bytes,
         on_host=on_host,
     )
     block_bytes = spec.block_bytes(chosen["block_size"])
-    taken = to_come + num_blocks * block_bytes if on_host else 0
+    taken = sharing * (to_come + num_blocks * block_bytes) if on_host else 0
     config = EngineConfig(
         **chosen,
         max_model_len=max_model_len,
         num_blocks=num_blocks,
         windows=spec.windows,
-        num_swap_blocks=plan_swap(sizes.swap_bytes, block_bytes, free_host_memory() - taken),
+        num_swap_blocks=plan_swap(
+            sizes.swap_bytes, partition.global_kv(spec).block_bytes(chosen["block_size"]), free_host_memory() - taken),
         vocab_size=vocab_size if tokenizer is None else min(tokenizer.vocab_size, vocab_size),
         unused_token_ids=() if tokenizer is None else tuple(
             sorted(token for token in tokenizer.unused_token_ids if token < vocab_size)),
@@ -185,9 +193,10 @@ def layers_per_program() -> int:
 
 def build_engine(
     model: Model,
-    load: Callable[[], Params],
+    load: Callable[[], Params | PlacedParams],
     sizes: EngineSizes,
     *,
+    partition: Partition | None = None,
     tokenizer: Tokenizer | None = None,
     eos_token_ids: Iterable[int] = (),
     compile_first: Callable[[Programs], Iterable[Key]] = lambda programs: (),
@@ -197,13 +206,14 @@ def build_engine(
 ) -> Engine:
     """An engine ready to run.
 
+    partition: the devices, and what each has of the model; by default all of it is on the default device.
     load: gives the parameters; called while the programs of ``compile_first`` compile or load in other threads. Few
         weights wait for those that compile, so that they and the compiler's memory are not there at once.
     weights_in_place: that they are in memory already. generates: whether the model is a language model.
     """
     give_back_memory()
-    config, spec = choose_config(model, sizes, tokenizer, weights_in_place=weights_in_place)
-    programs = Programs(model, spec, config, layers_per_program(), open_cache())
+    config, spec = choose_config(model, sizes, tokenizer, weights_in_place=weights_in_place, partition=partition)
+    programs = Programs(model, spec, config, layers_per_program(), open_cache(), partition)
     with futures.ThreadPoolExecutor(2, "compile") as pool:
         keys = list(compile_first(programs))
         few = jax.default_backend() == "cpu" and model.weight_bytes < FEW_WEIGHT_BYTES

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -24,10 +25,19 @@ class BlockTable:
     blocks: Int[Array, "G R M"]
 
 
-def empty(groups: int, rows: int, columns: int) -> BlockTable:
-    """A table whose every entry is the null block."""
+def _put(blocks: np.ndarray) -> Array:
+    return jax.device_put(blocks, may_alias=False)
+
+
+def empty(groups: int, rows: int, columns: int, put: Callable[[np.ndarray], Array] = _put) -> BlockTable:
+    """A table whose every entry is the null block. put: gives a device what is not changed on the host any more."""
     # Not ``jnp.zeros``, which compiles: an engine's first table is made at every start.
-    return BlockTable(jax.device_put(np.zeros((groups, rows, columns), np.int32), may_alias=False))
+    return BlockTable(put(np.zeros((groups, rows, columns), np.int32)))
+
+
+def abstract(groups: int, rows: int, columns: int) -> BlockTable:
+    """Shapes and dtypes of a table."""
+    return BlockTable(jax.ShapeDtypeStruct((groups, rows, columns), np.int32))  # type: ignore[arg-type]
 
 
 def update(table: BlockTable, changes: Int[Array, "C 4"]) -> BlockTable:

@@ -37,8 +37,8 @@ def cleared(arrays: Any) -> Any:
         return arrays
     # Where it is refused (locked memory), other arrays are filled.
     return jax.tree.map(
-        lambda array: array if _release_inside(array, release) else jnp.zeros(array.shape, array.dtype),
-        jax.block_until_ready(arrays))
+        lambda array: array if all(_release_inside(shard.data, release) for shard in array.addressable_shards)
+        else jnp.zeros(array.shape, array.dtype, device=array.sharding), jax.block_until_ready(arrays))
 
 
 def _release_here() -> Callable[[int, int], bool] | None:

@@ -8,6 +8,7 @@ from typing import Literal, get_args
 from jaxllm.errors import UnsupportedModelError
 from jaxllm.models.moe_config import MoEConfig
 from jaxllm.models.rope import RopeConfig, require_positive
+from jaxllm.models.shard import Shard
 from pallas_kernels.gated_matmul import ACTIVATIONS, Activation
 
 __all__ = ["DecoderConfig", "LatentConfig", "MoEConfig", "PlainActivation", "RopeConfig"]
@@ -90,6 +91,8 @@ class DecoderConfig:
     gated_mlp: whether the MLP has a gate. activation: of the gate, or else of the MLP.
     moe: the experts in place of MLPs, if there are any; their gates have the same activation.
     head_bias: whether the head has one.
+    shard: where this is one device's part of a model (``jaxllm.parallel``): its numbers of heads, widths and
+        vocabulary are then the device's, but for ``alibi_slopes`` and the number of experts, which are all devices'.
 
     Raises ``UnsupportedModelError`` naming what makes no sense.
     """
@@ -145,6 +148,7 @@ class DecoderConfig:
     gated_mlp: bool = True
     activation: Activation | PlainActivation = "silu"
     moe: MoEConfig | None = None
+    shard: Shard | None = None
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim",
@@ -177,9 +181,10 @@ class DecoderConfig:
             )
         if self.head_dim % 2:
             raise UnsupportedModelError(f"head_dim={self.head_dim} is odd; rotary embeddings need an even one")
-        if self.alibi_slopes is not None and len(self.alibi_slopes) != self.num_heads:
+        all_heads = self.num_heads * (1 if self.shard is None else self.shard.size)
+        if self.alibi_slopes is not None and len(self.alibi_slopes) != all_heads:
             raise UnsupportedModelError(f"alibi_slopes has {len(self.alibi_slopes)} numbers, one for each of the "
-                                        f"{self.num_heads} heads is needed")
+                                        f"{all_heads} heads is needed")
         if self.latent is not None:
             self._check_latent(self.latent)
         for rope in self.ropes:

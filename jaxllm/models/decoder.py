@@ -18,8 +18,10 @@ from jaxllm.models.layers import Embedding, LayerNorm, Linear, Norm, RMSNorm, Un
 from jaxllm.models.mlp import GatedMLP, PlainMLP
 from jaxllm.models.moe import MoE
 from jaxllm.models.rope_tables import in_halves, turns_halves
+from jaxllm.models.shard import Shard
 from jaxllm.models.step import LayerCache, StepContext
 from pallas_kernels import paged_attention, rope_kv_write
+from pallas_kernels.reductions import row_sum
 from pallas_kernels.rope_kv_write import rotate
 
 
@@ -28,7 +30,7 @@ class Attention(nnx.Module):
 
     def __init__(self, config: DecoderConfig, layer: int, dtype: DTypeLike) -> None:
         heads, kv_heads, size = config.num_heads, config.num_kv_heads, config.head_dim
-        self.split = (heads, kv_heads, size)
+        self.split, self.shard = (heads, kv_heads, size), config.shard
         self.window, self.chunk = config.window_of(layer), config.chunk_of(layer)
         self.table = config.rope_of(layer)
         self.rope = config.ropes[self.table]
@@ -37,23 +39,26 @@ class Attention(nnx.Module):
         self.slopes = config.alibi_slopes
         self.sinks = parameter((heads,), dtype, ("heads",)) if config.attention_sinks else None
         self.clip = config.qkv_clip
-        self.qkv = Linear(config.hidden_size, (heads + 2 * kv_heads) * size, ("heads", "embed"), dtype,
+        self.qkv = Linear(config.hidden_size, (heads + 2 * kv_heads) * size, ("qkv", "embed"), dtype,
                           bias=config.attention_bias)
         # How many heads are normalized as one, and how many have weights of their own.
         self.normed_heads = (heads, kv_heads) if config.qk_norm == "all" else (1, 1)
+        self.normed_as_one = config.qk_norm == "all"
         owners = (1, 1) if config.qk_norm == "head" else (heads, kv_heads)
-        self.q_norm, self.k_norm = (self._norm(config, dtype, each * size) for each in owners)
+        axes = (None, None) if config.qk_norm == "head" else ("heads", "kv_heads")
+        self.q_norm, self.k_norm = (self._norm(config, dtype, each * size, axis)
+                                    for each, axis in zip(owners, axes, strict=True))
         self.temperature = config.attention_temperature if self.rope is None else None
         self.interval, self.last = config.temperature_interval, config.max_position_embeddings
         self.norm_after_rope = config.qk_norm_after_rope
         self.out = Linear(heads * size, config.hidden_size, ("embed", "heads"), dtype,
-                          bias=config.attention_output_bias)
+                          bias=config.attention_output_bias, shard=config.shard)
 
-    def _norm(self, config: DecoderConfig, dtype: DTypeLike, size: int) -> Norm | UnitNorm | None:
+    def _norm(self, config: DecoderConfig, dtype: DTypeLike, size: int, axis: str | None) -> Norm | UnitNorm | None:
         """Of queries or keys, ``size`` weights."""
         if config.qk_norm == "unit":
             return None if self.rope is None else UnitNorm(config.norm_eps)
-        return None if config.qk_norm == "none" else norm(config, dtype, size)
+        return None if config.qk_norm == "none" else norm(config, dtype, size, axis)
 
     def __call__(self, x: Float[Array, "T D"], step: StepContext, cache: LayerCache
                  ) -> tuple[Float[Array, "T D"], LayerCache]:
@@ -74,6 +79,8 @@ class Attention(nnx.Module):
             qkv = self._change(qkv, lambda q, k: ((q.astype(jnp.float32) * factors).astype(q.dtype), k))
         k_pool, v_pool, q = rope_kv_write(cache["k"], cache["v"], qkv, cos, sin, step.slots)
         slopes = None if self.slopes is None else jnp.asarray(self.slopes, jnp.float32)
+        if slopes is not None and self.shard is not None:
+            slopes = self.shard.own(slopes, heads)
         sinks = None if self.sinks is None else self.sinks[...].astype(jnp.float32)
         attended = paged_attention(q, k_pool, v_pool, step.attention, scale=self.scale, window=self.window,
                                    chunk=self.chunk, soft_cap=self.soft_cap, sinks=sinks, alibi_slopes=slopes)
@@ -97,9 +104,23 @@ class Attention(nnx.Module):
     def _normalize(self, q: Float[Array, "T N H"], k: Float[Array, "T K H"]) -> tuple[Array, Array]:
         assert self.q_norm is not None
         assert self.k_norm is not None
+        if self.shard is not None and self.normed_as_one:
+            return self._normalize_over_devices(q, k, self.shard)
         q_width, k_width = (each * self.split[2] for each in self.normed_heads)
         return (self.q_norm(q.reshape(len(q), -1, q_width)).reshape(q.shape),
                 self.k_norm(k.reshape(len(k), -1, k_width)).reshape(k.shape))
+
+    def _normalize_over_devices(self, q: Float[Array, "T N H"], k: Float[Array, "T K H"], shard: Shard
+                                ) -> tuple[Array, Array]:
+        """All devices' heads normalized as one, by root mean square: the squares are added up over the devices."""
+        assert isinstance(self.q_norm, RMSNorm)
+        assert isinstance(self.k_norm, RMSNorm)
+        flat = q.reshape(len(q), -1), k.reshape(len(k), -1)
+        squares = shard.sum(jnp.stack([row_sum(jnp.square(part.astype(jnp.float32))) for part in flat], axis=1))
+        sizes = shard.size * flat[0].shape[1], shard.size * flat[1].shape[1]
+        # Copies of a kv head are in the sum and in the size alike.
+        return (self.q_norm.scaled(flat[0], squares[:, 0] / sizes[0]).reshape(q.shape),
+                self.k_norm.scaled(flat[1], squares[:, 1] / sizes[1]).reshape(k.shape))
 
 
 class DecoderLayer(nnx.Module):
@@ -155,12 +176,13 @@ def mlp(config: DecoderConfig, layer: int, dtype: DTypeLike) -> MoE | GatedMLP |
     return GatedMLP(config, dtype) if config.gated_mlp else PlainMLP(config, dtype)
 
 
-def norm(config: DecoderConfig, dtype: DTypeLike, size: int | None = None) -> Norm:
-    """A norm over the model's width, or one of ``size`` weights, without a bias."""
+def norm(config: DecoderConfig, dtype: DTypeLike, size: int | None = None, axis: str | None = None) -> Norm:
+    """A norm over the model's width, or one of ``size`` weights, without a bias. axis: the weights' logical name."""
     width, epsilon, offset = size or config.hidden_size, config.norm_eps, config.norm_offset
     if config.norm == "layer":
-        return LayerNorm(width, epsilon, dtype, offset=offset, bias=config.norm_bias and size is None)
-    return RMSNorm(width, epsilon, dtype, offset=offset)
+        return LayerNorm(width, epsilon, dtype, offset=offset, bias=config.norm_bias and size is None,
+                         axis=axis)
+    return RMSNorm(width, epsilon, dtype, offset=offset, axis=axis)
 
 
 class Decoder(nnx.Module):
@@ -171,13 +193,13 @@ class Decoder(nnx.Module):
 
     def __init__(self, config: DecoderConfig, dtype: DTypeLike) -> None:
         width = config.embedding_size or config.hidden_size
-        self.embedding = Embedding(config.vocab_size, width, dtype, config.embedding_scale)
+        self.embedding = Embedding(config.vocab_size, width, dtype, config.embedding_scale, shard=config.shard)
         if config.embedding_size is not None:
             self.project_in = Linear(width, config.hidden_size, (None, "embed"), dtype)
             self.project_out = Linear(config.hidden_size, width, ("embed", None), dtype)
         if config.learned_positions:
             self.positions = Embedding(config.position_offset + config.max_position_embeddings, config.hidden_size,
-                                       dtype)
+                                       dtype, axis="positions")
         if config.embedding_norm:
             self.embedding_norm = norm(config, dtype)
         self.layers = nnx.List([DecoderLayer(config, layer, dtype) for layer in range(config.num_layers)])

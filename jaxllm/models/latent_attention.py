@@ -45,7 +45,8 @@ class LatentAttention(nnx.Module):
         self.kv_norm = RMSNorm(latent.kv_rank, _NORM_EPS, dtype)
         self.k_up = HeadLinear(heads, latent.plain_dim, latent.kv_rank, dtype)
         self.v_up = HeadLinear(heads, latent.kv_rank, latent.v_dim, dtype)
-        self.out = Linear(heads * latent.v_dim, width, ("embed", "heads"), dtype, bias=config.attention_output_bias)
+        self.out = Linear(heads * latent.v_dim, width, ("embed", "heads"), dtype, bias=config.attention_output_bias,
+                          shard=config.shard)
 
     def __call__(self, x: Float[Array, "T D"], step: StepContext, cache: LayerCache
                  ) -> tuple[Float[Array, "T D"], LayerCache]:

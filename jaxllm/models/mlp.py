@@ -28,14 +28,16 @@ _ACTIVATIONS: Mapping[PlainActivation, Callable[[Array], Array]] = {
 class GatedMLP(nnx.Module):
     """``down(activation(gate(x)) * up(x))`` (Shazeer 2020, GLU variants); gate and up are one fused product.
 
-    size: its width, if it is not the config's.
+    size: its width, if it is not the config's. summed: whether what several devices give is added up.
     """
 
-    def __init__(self, config: DecoderConfig, dtype: DTypeLike, size: int | None = None) -> None:
+    def __init__(self, config: DecoderConfig, dtype: DTypeLike, size: int | None = None, *, summed: bool = True
+                 ) -> None:
         size = size or config.intermediate_size
         self.activation = cast("Activation", config.activation)
-        self.gate_up = Linear(config.hidden_size, 2 * size, ("mlp", "embed"), dtype, bias=config.mlp_bias)
-        self.down = Linear(size, config.hidden_size, ("embed", "mlp"), dtype, bias=config.mlp_bias)
+        self.gate_up = Linear(config.hidden_size, 2 * size, ("gate_up", "embed"), dtype, bias=config.mlp_bias)
+        self.down = Linear(size, config.hidden_size, ("embed", "mlp"), dtype, bias=config.mlp_bias,
+                           shard=config.shard if summed else None)
 
     def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
         bias = None if self.gate_up.bias is None else self.gate_up.bias[...]
@@ -48,7 +50,8 @@ class PlainMLP(nnx.Module):
     def __init__(self, config: DecoderConfig, dtype: DTypeLike) -> None:
         self.activation = config.activation
         self.up = Linear(config.hidden_size, config.intermediate_size, ("mlp", "embed"), dtype, bias=config.mlp_bias)
-        self.down = Linear(config.intermediate_size, config.hidden_size, ("embed", "mlp"), dtype, bias=config.mlp_bias)
+        self.down = Linear(config.intermediate_size, config.hidden_size, ("embed", "mlp"), dtype, bias=config.mlp_bias,
+                           shard=config.shard)
 
     def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
         hidden = _ACTIVATIONS[self.activation](self.up(x).astype(jnp.float32)).astype(x.dtype)

@@ -15,6 +15,7 @@ from jaxllm.models.layers import parameter
 from jaxllm.models.linear import grouped_linear, linear
 from jaxllm.models.mlp import GatedMLP
 from jaxllm.models.routing import Routes, route
+from jaxllm.models.shard import Shard, summed
 from pallas_kernels.gated_matmul import Activation, gate
 from pallas_kernels.reductions import row_sum
 
@@ -38,12 +39,16 @@ class Router(nnx.Module):
 
 class ExpertLinear(nnx.Module):
     """A matrix for each expert, all in one, ``[E * out, in]``: the first expert's rows, then the second's; and a bias
-    for each, ``[E * out]``, if they have any."""
+    for each, ``[E * out]``, if they have any.
+
+    shard: where each device has some columns of each: the first device alone adds the bias.
+    """
 
     def __init__(self, num_experts: int, size_in: int, size_out: int, axes: tuple[str, str], dtype: DTypeLike, *,
-                 bias: bool = False) -> None:
+                 bias: bool = False, shard: Shard | None = None) -> None:
         self.weight = parameter((num_experts * size_out, size_in), dtype, axes)
         self.bias = parameter((num_experts * size_out,), dtype, axes[:1]) if bias else None
+        self.shard = shard
 
     def __call__(self, x: Float[Array, "N I"], sizes: Int32[Array, " E"]) -> Float[Array, "N O"]:
         """Of rows that are sorted by expert, ``sizes`` each."""
@@ -52,7 +57,8 @@ class ExpertLinear(nnx.Module):
             return y
         row, ends = jnp.arange(x.shape[0]), jnp.cumsum(sizes)
         expert = jnp.sum(ends[None, :] <= row[:, None], axis=1)
-        return y + self.bias[...].reshape(sizes.shape[0], -1).at[expert].get(mode="clip")
+        bias = self.bias[...].reshape(sizes.shape[0], -1).at[expert].get(mode="clip")
+        return y + (bias if self.shard is None else jnp.where(self.shard.is_first(), bias, 0))
 
 
 class Experts(nnx.Module):
@@ -63,8 +69,12 @@ class Experts(nnx.Module):
         self.activation = cast("Activation", config.activation)
         self.limit, self.slope = config.moe.gate_limit, config.moe.gate_slope
         count, size, bias = config.moe.num_experts, config.moe.expert_size, config.moe.bias
-        self.gate_up = ExpertLinear(count, config.hidden_size, 2 * size, ("experts", "embed"), dtype, bias=bias)
-        self.down = ExpertLinear(count, size, config.hidden_size, ("experts", "mlp"), dtype, bias=bias)
+        shard = config.shard
+        if shard is not None and shard.by_expert:
+            count, shard = count // shard.size, None
+        self.gate_up = ExpertLinear(count, config.hidden_size, 2 * size, ("expert_gate_up", "embed"), dtype, bias=bias)
+        self.down = ExpertLinear(count, size, config.hidden_size, ("expert_down", "expert_mlp"), dtype, bias=bias,
+                                 shard=shard)
 
     def __call__(self, x: Float[Array, "N D"], sizes: Int32[Array, " E"]) -> Float[Array, "N D"]:
         """Of rows that are sorted by expert; those past the last expert's are of no use."""
@@ -98,15 +108,18 @@ class MoE(nnx.Module):
 
     Each token is sorted in once for each of its experts, whatever their number: none is dropped. Its experts' results
     are added in the order of their scores, in float32, so that its bits do not depend on the other tokens.
+
+    Where several devices share the work, each adds up what its experts give, or its part of each expert's width, and
+    of the shared MLP's; one sum over the devices makes the whole of it.
     """
 
     def __init__(self, config: DecoderConfig, dtype: DTypeLike) -> None:
         assert config.moe is not None
-        self.config = config.moe
+        self.config, self.shard = config.moe, config.shard
         self.router = Router(config.hidden_size, config.moe, dtype)
         self.experts = Experts(config, dtype)
         shared = config.moe.shared_size
-        self.shared = None if shared is None else GatedMLP(config, dtype, shared)
+        self.shared = None if shared is None else GatedMLP(config, dtype, shared, summed=False)
         self.shared_gate = SharedGate(config.hidden_size, dtype) if config.moe.shared_gate else None
 
     def __call__(self, x: Float[Array, "T D"], valid: Bool[Array, " T"]) -> Float[Array, "T D"]:
@@ -120,15 +133,21 @@ class MoE(nnx.Module):
             if self.shared_gate is not None:
                 shared = jax.lax.optimization_barrier(shared * self.shared_gate(x))
             total = total + shared
-        return total.astype(x.dtype)
+        return summed(self.shard, total.astype(x.dtype))
 
     def _add_up(self, x: Float[Array, "T D"], weights: Float[Array, "T A"], experts: Int[Array, "T A"]
                 ) -> Float[Array, "T D"]:
         """The weighted sum of experts' results, in float32."""
         tokens, each = experts.shape
+        count, own = self.config.num_experts, None
+        if self.shard is not None and self.shard.by_expert:
+            count //= self.shard.size
+            experts = experts - self.shard.index() * count
+            own = (experts >= 0) & (experts < count)
+            experts = jnp.where(own, experts, count)
         chosen = experts.reshape(-1)
         order = jnp.argsort(chosen)
-        sizes = jnp.sum(chosen[:, None] == jnp.arange(self.config.num_experts), axis=0, dtype=jnp.int32)
+        sizes = jnp.sum(chosen[:, None] == jnp.arange(count), axis=0, dtype=jnp.int32)
         inputs = x[order // each]
         if self.config.weigh_inputs:
             inputs = _weighted(inputs, weights.reshape(-1)[order]).astype(x.dtype)
@@ -136,6 +155,8 @@ class MoE(nnx.Module):
         places = jnp.zeros_like(order).at[order].set(jnp.arange(order.shape[0], dtype=order.dtype))
         parts = results[places].reshape(tokens, each, -1)
         parts = parts.astype(jnp.float32) if self.config.weigh_inputs else _weighted(parts, weights)
+        if own is not None:
+            parts = jnp.where(own[..., None], parts, 0)
         return functools.reduce(jnp.add, (parts[:, number] for number in range(each)))
 
 

@@ -41,13 +41,15 @@ class ExecutableCache:
         self.num_compiled = 0
         self.num_loaded = 0
 
-    def get(self, title: str, lower: Callable[[], jax.stages.Lowered], description: tuple[object, ...] | None) -> Any:
+    def get(self, title: str, lower: Callable[[], jax.stages.Lowered], description: tuple[object, ...] | None,
+            devices: tuple[int, ...] = ()) -> Any:
         """The executable (``jax.stages.Compiled``) that ``lower()`` compiles to.
 
         It is found by the lowered program's text. Where the sources are trusted (``trust_sources``), it is found
         before that, with ``lower`` not called, by description: values whose text says everything that ``lower``
         depends on, beside the sources of jaxllm and the machine. ``None`` for what cannot be described. title: what a
-        user is told when compiling takes long.
+        user is told when compiling takes long. devices: their numbers, where it is not for the default one alone: the
+        text does not say them.
 
         ``lower`` runs in a thread of its own, where no context manager of the caller, such as
         ``jax.default_matmul_precision``, changes what it traces.
@@ -69,7 +71,7 @@ class ExecutableCache:
             return self._compiled(title, lowered)
         trees = lowered.in_tree, lowered.out_tree
         name_of_text = fingerprint.digest("lowered", fingerprint.of_machine(), text, *trees,
-                                          *map(fingerprint.types_of, trees))
+                                          *map(fingerprint.types_of, trees), *devices)
         found = self._loaded(entries, name_of_text)
         if found is None:
             with _JaxHits() as hits:

@@ -33,6 +33,7 @@ from jaxllm.sampling import (
     init_state,
     mask_padded_vocab,
     sample,
+    sample_over_devices,
     set_slot,
     token_logprobs,
     vocab_logprobs,
@@ -43,9 +44,13 @@ from pallas_kernels import paged_attention_metadata, positions_and_rows
 
 @dataclasses.dataclass(frozen=True)
 class StepFunctions:
-    """The functions for a model, a cache and an engine's sizes. chunks: the runs of layers of ``layer_chunks``."""
+    """The functions for a model, a cache and an engine's sizes. chunks: the runs of layers of ``layer_chunks``.
+
+    model, spec: what one device has of them. vocab_size: of the whole model.
+    """
 
     model: Model
+    vocab_size: int
     spec: KVSpec
     config: EngineConfig
     chunks: list[LayerChunk]
@@ -108,14 +113,18 @@ class StepFunctions:
                hidden: Float[Array, "R D"], rows: SamplingRows, mask: UInt32[Array, "B W"] | None
                ) -> tuple[SamplingState | None, Int[Array, " R"], SampleOutput]:
         """A token for each row, which becomes its slot's newest."""
-        logits = self._logits(head, hidden[:rows.num_rows])
-        state, output = sample(logits, rows, state, variant, mask, processors=self._processors)
+        hidden, shard = hidden[:rows.num_rows], self.model.config.shard
+        if shard is not None and variant <= Variant.SAMPLED:
+            draws = None if variant == Variant.GREEDY else rows.draws
+            output = SampleOutput(sample_over_devices(self._own_logits(head, hidden), draws, shard))
+        else:
+            state, output = sample(self._logits(head, hidden), rows, state, variant, mask, processors=self._processors)
         return state, newest.at[rows.slot].set(output.token_ids, mode="drop"), output
 
     def empty_state(self) -> SamplingState:
         """An empty sampling state."""
         config = self.config
-        return init_state(config.max_num_seqs, self.model.config.vocab_size, max_length=config.max_model_len,
+        return init_state(config.max_num_seqs, self.vocab_size, max_length=config.max_model_len,
                           num_processors=len(config.logits_processors))
 
     def vocab_logprobs(self, head: Params, state: SamplingState, hidden: Float[Array, "T D"],
@@ -135,9 +144,24 @@ class StepFunctions:
 
     @jax.named_scope("head")
     def _logits(self, head: Params, rows: Float[Array, "B D"]) -> Float[Array, "B V"]:
-        logits = mask_padded_vocab(self.model.logits(head, rows), self.config.vocab_size)
-        if not self.config.unused_token_ids:
-            return logits
-        unused = np.zeros(logits.shape[-1], bool)
+        logits, shard = self.model.logits(head, rows), self.model.config.shard
+        if shard is not None:
+            logits = shard.gather(logits, self.vocab_size)
+        logits = mask_padded_vocab(logits, self.config.vocab_size)
+        return jnp.where(self._unused, -jnp.inf, logits) if self.config.unused_token_ids else logits
+
+    @jax.named_scope("head")
+    def _own_logits(self, head: Params, rows: Float[Array, "B D"]) -> Float[Array, "B V/n"]:
+        """Of the device's part of the vocabulary."""
+        logits, shard = self.model.logits(head, rows), self.model.config.shard
+        assert shard is not None
+        unused = np.ones(shard.size * logits.shape[-1], bool)
+        unused[:self.config.vocab_size] = self._unused[:self.config.vocab_size]
+        return jnp.where(shard.own(jnp.asarray(unused), logits.shape[-1]), -jnp.inf, logits)
+
+    @property
+    def _unused(self) -> np.ndarray:
+        """Which ids stand for nothing."""
+        unused = np.zeros(self.vocab_size, bool)
         unused[list(self.config.unused_token_ids)] = True
-        return jnp.where(unused, -jnp.inf, logits)
+        return unused

@@ -26,6 +26,7 @@ from jaxllm.kv_cache.pages import cleared
 from jaxllm.kv_cache.pool import KVPool
 from jaxllm.kv_cache.spec import KVSpec
 from jaxllm.models.model import Leaves, Model, Params
+from jaxllm.parallel.partition import Partition
 from jaxllm.program_cache.executables import ExecutableCache
 from jaxllm.runner.batch import StepBatch
 from jaxllm.runner.buckets import buckets
@@ -39,21 +40,23 @@ from jaxllm.sampling import SampleOutput, SamplingRows, SamplingState, SlotRow, 
 class Programs:
     """Every executable that an engine of these sizes can need, compiled when first used or before (``compile``).
 
-    cache: where executables come from; ``None`` compiles each.
+    spec: of the cache on each device. cache: where executables come from; ``None`` compiles each. partition: the
+    devices, and what each has of the model; by default all of it is on the default device.
     traces: how often each program's Python body ran, by name; it stops growing once the buckets in use are compiled.
     """
 
     def __init__(self, model: Model, spec: KVSpec, config: EngineConfig, layers_per_program: int,
-                 cache: ExecutableCache | None = None) -> None:
+                 cache: ExecutableCache | None = None, partition: Partition | None = None) -> None:
         self.cache = ExecutableCache(None) if cache is None else cache
         self.model = model
+        self.partition = Partition(model) if partition is None else partition
         self.spec = spec
         self.config = config
         self.token_buckets = buckets(config.max_num_batched_tokens)
         self.row_buckets = buckets(config.max_num_seqs)
         self.chunks = layer_chunks(model, spec, layers_per_program)
-        self._functions = StepFunctions(model, spec, config, self.chunks)
-        self._signatures = Signatures(self._functions)
+        self._functions = StepFunctions(self.partition.local, model.config.vocab_size, spec, config, self.chunks)
+        self._signatures = Signatures(self._functions, self.partition)
         self.traces: collections.Counter[str] = collections.Counter()
         self._executables: dict[Key, Any] = {}
         self._lock = threading.Lock()
@@ -102,8 +105,8 @@ class Programs:
             key_lock = self._key_locks[key]
         with key_lock:
             if key not in self._executables:
-                self._executables[key] = self.cache.get(str(key), functools.partial(self._lower, key),
-                                                        self._describe(key))
+                self._executables[key] = self.cache.get(str(key), functools.partial(self.lower, key),
+                                                        self._describe(key), self._devices)
             return self._executables[key]
 
     def must_compile(self, key: Key) -> bool:
@@ -176,19 +179,31 @@ class Programs:
         executable = self._executables.get(key)
         return (executable or self.compile(key))(*arguments)
 
-    def _lower(self, key: Key) -> Any:
+    def lower(self, key: Key) -> jax.stages.Lowered:
+        """A program, traced and not compiled. The devices need not be here: their mesh may be of a topology's."""
         function, donated = self._functions.of(key)
         # Not ``keep_unused``: with it JAX (0.12) keeps every executable until ``jax.clear_caches``, as its cache of
         # pruned programs then has the very key of an entry as the value.
-        jitted = jax.jit(self._counted(key, function), donate_argnums=donated)
-        return jitted.lower(*self._signatures.of(key))
+        over_devices = self._signatures.over_devices(key, self._counted(key, function))
+        arguments = self._signatures.of(key)
+        # Where there are no arguments, nothing else says where the results go.
+        results = None if arguments or self.partition.device is None else self.partition.replicated
+        return jax.jit(over_devices, donate_argnums=donated, out_shardings=results).lower(*arguments)
 
     def _describe(self, key: Key) -> tuple[object, ...] | None:
         """All that a program depends on beside the sources; ``None`` where functions of the user are among it."""
         if self.config.logits_processors:
             return None
-        return (*key, self.chunks, self.model.config, self.model.dtype, self.model.quantized, self.spec,
-                dataclasses.replace(self.config, seed=None, overlap=True))
+        local = self.partition.local
+        return (*key, self.chunks, local.config, local.dtype, local.quantized, self.spec,
+                dataclasses.replace(self.config, seed=None, overlap=True), *self._devices)
+
+    @property
+    def _devices(self) -> tuple[int, ...]:
+        """The numbers of the devices, but for the default one alone."""
+        mesh = self.partition.mesh
+        found = () if mesh is None else tuple(device.id for device in mesh.devices.flat)
+        return () if found == (jax.devices()[0].id,) else found
 
     def _counted(self, key: Key, function: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*arguments: Any) -> Any:

@@ -14,6 +14,7 @@ from jaxllm.engine.plan import StepPlan
 from jaxllm.engine.request import Sequence as RequestSequence
 from jaxllm.kv_cache import block_table
 from jaxllm.models.model import Params
+from jaxllm.parallel.partition import PlacedParams
 from jaxllm.runner.batch import build_batch, padded_lines
 from jaxllm.runner.buckets import bucket_for
 from jaxllm.runner.host_pool import HostPool
@@ -82,10 +83,10 @@ class StepResult:
 class Runner:
     """Runs plans. Everything it owns on the device is replaced, never mutated: cache, block table, sampling state."""
 
-    def __init__(self, programs: Programs, params: Params) -> None:
-        self.programs = programs
+    def __init__(self, programs: Programs, params: Params | PlacedParams) -> None:
+        self.programs, self.partition = programs, programs.partition
         self.model, self.spec, self.config = programs.model, programs.spec, programs.config
-        self.weights = Weights(self.model, params)
+        self.weights = Weights(self.partition, params)
         self._rows = RowTable(self.config.max_num_seqs)
         # The slots of those that ask for what few do.
         self._want_vocab_logprobs: set[int] = set()
@@ -93,16 +94,17 @@ class Runner:
         self._want_hidden: set[int] = set()
         self._processor_names = self.config.processor_names
         self._mask_words = mask_words(self.model.config.vocab_size)
-        self._host_pool = HostPool(self.spec, self.config.num_swap_blocks, self.config.block_size)
+        self._host_pool = HostPool(
+            self.partition.global_kv(self.spec), self.config.num_swap_blocks, self.config.block_size)
         self.reset()
 
     def reset(self) -> None:
         """Fresh device state: an empty cache, an empty table, no sampling state."""
         self.cache = self.programs.allocate_pool()
         self.table = block_table.empty(
-            len(self.spec.groups), self.config.max_num_seqs, self.config.blocks_per_sequence)
+            len(self.spec.groups), self.config.max_num_seqs, self.config.blocks_per_sequence, self.partition.put_small)
         self.state: SamplingState | None = None
-        self.newest = jax.device_put(np.zeros(self.config.max_num_seqs, np.int32), may_alias=False)
+        self.newest = self.partition.put_small(np.zeros(self.config.max_num_seqs, np.int32))
 
     def sleep(self, level: int) -> None:
         """Give back the memory of the cache and the sampling state, and of the weights: at level 1 they go to host

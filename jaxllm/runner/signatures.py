@@ -1,14 +1,18 @@
-"""The arguments of every program, known beforehand: what lets them be compiled before the first step."""
+"""The arguments of every program, known beforehand: what lets them be compiled before the first step, and says how
+they lie on the devices."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxllm.kv_cache import abstract_pool, block_table
+from jaxllm.parallel.partition import Partition
 from jaxllm.runner.batch import StepBatch
 from jaxllm.runner.buckets import buckets
 from jaxllm.runner.functions import StepFunctions
@@ -25,21 +29,44 @@ from jaxllm.sampling import RowTable, SamplingRows, SlotRow, Variant, mask_words
 
 @dataclasses.dataclass(frozen=True)
 class Signatures:
-    """The arguments for a model, a cache and an engine's sizes."""
+    """The arguments for a model, a cache and an engine's sizes, over the devices of ``partition``."""
 
     functions: StepFunctions
+    partition: Partition
 
     def of(self, key: Key) -> tuple[Any, ...]:
-        """The arguments of a program, as shapes and dtypes."""
+        """The arguments of a program, as shapes, dtypes and shardings: arrays over all devices."""
+        everywhere = self.partition.replicated
+        if everywhere is None:
+            return self._of(key)
+        return jax.tree.map(lambda like: like if getattr(like, "sharding", None) else jax.ShapeDtypeStruct(
+            like.shape, like.dtype, sharding=everywhere), self._of(key))
+
+    def over_devices(self, key: Key, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A program's function as one of arrays over all devices; ``function`` is of each device's own."""
+        if self.partition.size == 1:
+            return function
+        specs = jax.tree.map(lambda like: like.sharding.spec, self.of(key))
+        return jax.shard_map(function, mesh=self.partition.mesh, in_specs=specs, out_specs=self._results(key),
+                             check_vma=False)
+
+    def _results(self, key: Key) -> Any:
+        """How a program's results lie."""
+        pool, whole = self.partition.pool_spec(self.functions.spec), PartitionSpec()
+        if key.program == "layers":
+            return whole, pool
+        return pool if key.program in ("allocate_pool", "copy_blocks", "read_blocks", "write_blocks") else whole
+
+    def _of(self, key: Key) -> tuple[Any, ...]:
         if key.program in ("allocate_pool", "empty_state"):
             return ()
-        model, spec, config = self.functions.model, self.functions.spec, self.functions.config
+        model, spec, config = self.partition.whole, self.functions.spec, self.functions.config
         rows = config.max_num_seqs
         width, vocab = model.config.hidden_size, model.config.vocab_size
-        params = model.abstract_params
+        params = self.partition.abstract_params
         outer, head = model.outer_params(params), model.head_params(params)
-        cache = abstract_pool(spec, config.num_blocks, config.block_size)
-        table = jax.eval_shape(lambda: block_table.empty(len(spec.groups), rows, config.blocks_per_sequence))
+        cache = self._pool(config.num_blocks)
+        table = block_table.abstract(len(spec.groups), rows, config.blocks_per_sequence)
         state = jax.eval_shape(self.functions.empty_state)
         words = mask_words(vocab)
         sampled = buckets(rows)[-1]
@@ -47,7 +74,9 @@ class Signatures:
         if key.program == "begin":
             return outer, table, _ints(rows), batch
         if key.program in ("layers", "end"):
-            x, step, sample_rows = jax.eval_shape(self.functions.begin, outer, table, _ints(rows), batch)
+            begin = Key("begin", key.bucket)
+            made = jax.eval_shape(self.over_devices(begin, self.functions.begin), *self.of(begin))
+            x, step, sample_rows = jax.tree.map(lambda like: jax.ShapeDtypeStruct(like.shape, like.dtype), made)
             if key.program == "end":
                 return outer, x, sample_rows
             chunk = next(chunk for chunk in self.functions.chunks if chunk.kind == key.kind)
@@ -74,9 +103,19 @@ class Signatures:
         if key.program == "read_blocks":
             return cache, _ints(SWAP_BLOCKS)
         if key.program == "write_blocks":
-            return cache, _ints(SWAP_BLOCKS), abstract_pool(spec, SWAP_BLOCKS, config.block_size)
+            return cache, _ints(SWAP_BLOCKS), self._pool(SWAP_BLOCKS)
         line = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape[1:], array.dtype), state)
         return state, _ints(), SlotRow(line.counts, line.flags, line.bias, line.history, line.arguments)
+
+    def _pool(self, blocks: int) -> Any:
+        """So many blocks of the cache of all devices."""
+        partition, config = self.partition, self.functions.config
+        pool = abstract_pool(partition.global_kv(self.functions.spec), blocks, config.block_size)
+        if partition.size == 1:
+            return pool
+        assert partition.mesh is not None
+        sharding = NamedSharding(partition.mesh, partition.pool_spec(self.functions.spec))
+        return jax.tree.map(lambda like: jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=sharding), pool)
 
 
 def _no_rows(num_slots: int, bucket: int) -> SamplingRows:

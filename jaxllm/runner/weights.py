@@ -9,27 +9,29 @@ import numpy as np
 
 from jaxllm.errors import EngineError
 from jaxllm.models.matching import match_params
-from jaxllm.models.model import Model, Params, nest
+from jaxllm.models.model import Params, nest
+from jaxllm.parallel.partition import Partition, PlacedParams
 from jaxllm.weights.placement import place
 from jaxllm.weights.trees import flatten, misfit_error
 
 
 class Weights:
-    """outer, head: the model's ``outer_params`` and ``head_params``; layers: each layer's own, as leaves."""
+    """outer, head: the model's ``outer_params`` and ``head_params``; layers: each layer's own, as leaves. All as they
+    lie on the devices."""
 
-    def __init__(self, model: Model, params: Params) -> None:
-        self._model = model
+    def __init__(self, partition: Partition, params: Params | PlacedParams) -> None:
+        self._partition, self._model = partition, partition.whole
         self._asleep: Params | None = None
         self.present = False
         self.replace(params)
 
-    def replace(self, params: Params) -> None:
+    def replace(self, params: Params | PlacedParams) -> None:
         """Take other parameters of the same names and shapes, converted to the model's dtypes.
 
         Arrays that are in place already are used as they are. ``ParameterError`` says what does not fit; the old ones
         then stay.
         """
-        placed = fit_params(self._model, params)
+        placed = params.params if isinstance(params, PlacedParams) else fit_params(self._partition, params)
         self.outer = self._model.outer_params(placed)
         self.head = self._model.head_params(placed)
         self.layers = [jax.tree.leaves(placed["layers"][layer]) for layer in range(self._model.config.num_layers)]
@@ -41,7 +43,8 @@ class Weights:
         if not self.present:
             raise EngineError("the engine has no weights: wake it up, or give it some with update_params")
         layers = map(jax.tree.unflatten, self._model.layer_trees, self.layers)
-        return jax.tree.map(lambda leaf: leaf, {**self.outer, "layers": dict(enumerate(layers))})
+        placed = {**self.outer, "layers": dict(enumerate(layers))}
+        return self._partition.restore(jax.tree.map(lambda leaf: leaf, placed))
 
     def put_aside(self) -> None:
         """Move them to host memory; nothing where there are none."""
@@ -64,14 +67,14 @@ class Weights:
         self.outer, self.head, self.layers, self.present = {}, {}, [], False
 
 
-def fit_params(model: Model, params: Any) -> Params:
+def fit_params(partition: Partition, params: Any) -> Params:
     """Parameters in any known layout (``jaxllm.weights.trees``) as the tree that the model's programs take.
 
     ``ParameterError`` lists all that does not fit: what is missing, what is unexpected, wrong shapes, wrong types. What
     the model keeps in int8 is quantized where it comes as plain numbers.
     """
     leaves = flatten(params)
-    found, problems = match_params(model, leaves)
+    found, problems = match_params(partition.whole, leaves)
     if problems:
         raise misfit_error(len(leaves), problems)
-    return nest(place(model.specs, found))
+    return nest(place(partition, found))

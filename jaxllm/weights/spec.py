@@ -42,7 +42,7 @@ class ParamSpec:
     @property
     def is_of_experts(self) -> bool:
         """Whether it holds the rows of several experts' matrices, which are computed with as one array."""
-        return self.axes[:1] == ("experts",)
+        return self.axes[:1] in (("expert_gate_up",), ("expert_down",))
 
     @property
     def size(self) -> int:

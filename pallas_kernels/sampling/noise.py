@@ -10,7 +10,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, UInt32
+from jaxtyping import Array, Float, Int, UInt32
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA  # the key schedule's constant
@@ -40,10 +40,13 @@ def token_bits(
     sample_index: UInt32[Array, " B"],
     position: UInt32[Array, " B"],
     vocab_size: int,
+    first_id: Int[Array, ""] | int = 0,
 ) -> UInt32[Array, "B V"]:
-    """32 random bits for each row and token id. Token i's bits do not depend on ``vocab_size``."""
+    """32 random bits for each row and token id, from ``first_id`` on. Token i's bits do not depend on the range."""
     key0, key1 = threefry2x32(seed_high, seed_low, sample_index, position)
     ids = lax.broadcasted_iota(jnp.uint32, (seed_low.shape[0], vocab_size), 1)
+    if not isinstance(first_id, int) or first_id:
+        ids = ids + jnp.asarray(first_id).astype(jnp.uint32)
     bits, _ = threefry2x32(key0[:, None], key1[:, None], ids, jnp.zeros((), jnp.uint32))
     return bits
 
@@ -67,7 +70,8 @@ def gumbel_rows(
     sample_index: UInt32[Array, " B"],
     position: UInt32[Array, " B"],
     vocab_size: int,
+    first_id: Int[Array, ""] | int = 0,
 ) -> Float[Array, "B V"]:
-    """The noise of each row and token id."""
+    """The noise of each row and token id, from ``first_id`` on."""
     with jax.named_scope("gumbel"):
-        return gumbel(token_bits(seed_high, seed_low, sample_index, position, vocab_size))
+        return gumbel(token_bits(seed_high, seed_low, sample_index, position, vocab_size, first_id))

@@ -30,7 +30,7 @@ def functions() -> StepFunctions:
     model = build_model(CONFIG, jnp.dtype("bfloat16"))
     sizes = EngineSizes(max_num_seqs=64, max_model_len=8192, max_num_batched_tokens=TOKENS, block_size=64)
     config, spec = choose_config(model, sizes)
-    return StepFunctions(model, spec, config, layer_chunks(model, spec, LAYERS))
+    return StepFunctions(model, model.config.vocab_size, spec, config, layer_chunks(model, spec, LAYERS))
 
 
 def attention(qkv, k_pool, v_pool, cos, sin, slots, tables, query_start, lengths):

@@ -32,7 +32,7 @@ class PagedForward:
         self._programs = Programs(model, spec, self._config, layers_per_program())
         self._buckets = buckets or self._programs.token_buckets
         assert set(self._buckets) <= set(self._programs.token_buckets)
-        self._model, self._weights, self._rows = model, Weights(model, params), rows
+        self._model, self._weights, self._rows = model, Weights(self._programs.partition, params), rows
         self.reset()
 
     def reset(self):

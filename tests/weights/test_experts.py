@@ -20,6 +20,7 @@ import jaxllm
 from jaxllm import LLM, ParameterError, SamplingParams, UnsupportedModelError
 from jaxllm.loading import load_weights, open_model
 from jaxllm.models.matching import match_params
+from jaxllm.parallel.partition import Partition
 from jaxllm.quantization.int8_folder import write_int8_folder
 from jaxllm.weights import GGUFSource, resolve
 from jaxllm.weights.placement import place
@@ -174,6 +175,6 @@ def test_parameters_by_a_checkpoints_names_are_those_that_are_read(name):
     assert problems == []
     specs = live_specs(model.model.specs, found)
     assert not specs[f"{EXPERTS}.gate_up.weight"].parts
-    placed = place(model.model.specs, found)
+    placed = place(Partition(model.model), found)
     for path, leaf in flatten(params).items():
         np.testing.assert_array_equal(placed[path], leaf, err_msg=path)
