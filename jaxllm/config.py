@@ -36,7 +36,8 @@ class EngineConfig:
     name none. seed: what the seeds of requests that bring none derive from, with the order of their arrival; ``None``
     draws each from the operating system. overlap: plan and dispatch a step while the one before runs. speculation:
     guess tokens ahead where that pays; ``None`` is off. logits_processors: names and JAX functions, compiled into the
-    sampler (``LogitsProcessor``).
+    sampler (``LogitsProcessor``). data_parallel_size: replicas of the model, each of which has all these sizes to
+    itself.
     """
 
     max_num_seqs: int
@@ -56,6 +57,7 @@ class EngineConfig:
     speculation: SpeculativeConfig | None = None
     unused_token_ids: tuple[int, ...] = ()
     logits_processors: tuple[tuple[str, Any], ...] = ()
+    data_parallel_size: int = 1
 
     def __post_init__(self) -> None:
         check_integer("max_num_seqs", self.max_num_seqs, 1, MAX_NUM_SEQS)
@@ -64,6 +66,7 @@ class EngineConfig:
         check_integer("block_size", self.block_size, 1, MAX_BLOCK_SIZE)
         check_integer("num_swap_blocks", self.num_swap_blocks, 0)
         check_integer("max_logprobs", self.max_logprobs, -1)
+        check_integer("data_parallel_size", self.data_parallel_size, 1)
         if self.logprobs_mode not in LOGPROBS_MODES:
             raise ParameterError("logprobs_mode", self.logprobs_mode, "one of " + ", ".join(map(repr, LOGPROBS_MODES)))
         if self.seed is not None:
@@ -87,7 +90,7 @@ class EngineConfig:
 
     @property
     def token_capacity(self) -> int:
-        """Tokens whose keys and values fit in the pool, in sequences that no window is shorter than."""
+        """Tokens whose keys and values fit in a replica's pool, in sequences that no window is shorter than."""
         return (self.num_blocks - 1) // len(self.windows) * self.block_size
 
 

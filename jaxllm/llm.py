@@ -37,6 +37,8 @@ from jaxllm.loading import (
 from jaxllm.memory import give_back_memory
 from jaxllm.origin import Origin
 from jaxllm.outputs import RequestOutput
+from jaxllm.parallel.mesh import device_mesh
+from jaxllm.parallel.pipeline import replica_partitions
 from jaxllm.platform import check_mesh
 from jaxllm.pooling import EmbeddingRequestOutput, RewardRequestOutput, embed, reward
 from jaxllm.progress import Bar
@@ -73,6 +75,9 @@ class LLM:
         computes with their blocks, for the same outputs from less memory; "int8" makes 8-bit matrices of any checkpoint
         while it is loaded, each row with a factor of its own, and computes with activations of 16 bits. ``None`` is
         "int8" for checkpoints that are stored so (``jaxllm.quantize`` writes them), "none" for others.
+    data_parallel_size: replicas of the model in this engine, each on a device of its own, with a cache and a scheduler
+        of its own: all sizes that follow are those of each replica. A request goes to the replica that has the longest
+        beginning of its prompt cached, unless others have less to do, and has the same outputs on any.
     seed: what the seeds of requests without one derive from, together with their order of arrival: the same calls then
         give the same outputs in every run. ``None`` draws them from the operating system.
     max_model_len: the most tokens of a prompt and its output, also as "8k" (8,000) or "8K" (8,192); ``None``, "auto"
@@ -120,6 +125,7 @@ class LLM:
         load_format: str = "auto",
         dtype: Any = "auto",
         quantization: str | None = None,
+        data_parallel_size: int = 1,
         seed: int | None = None,
         max_model_len: int | str | None = None,
         max_num_seqs: int | None = None,
@@ -170,6 +176,7 @@ class LLM:
             speculative_config=speculative_config,
         )
         check_quantization(quantization)
+        mesh = device_mesh(data=data_parallel_size)
         source = open_source(model, revision, load_format)
         defaults = sampling_defaults(source, generation_config, override_generation_config)
         has_weights = load_format != "dummy"
@@ -183,6 +190,7 @@ class LLM:
             opened.model,
             lambda: load_weights(source, opened) if has_weights else opened.model.init(),
             sizes,
+            partition=replica_partitions(opened.model, mesh),
             tokenizer=self.tokenizer,
             eos_token_ids=end_token_ids(source, self.tokenizer, generation_config),
             compile_first=expected.keys,

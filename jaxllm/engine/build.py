@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent import futures
 from typing import Any
 
@@ -48,6 +48,10 @@ FEW_WEIGHT_BYTES = 512 << 20
 ACCELERATOR_DEFAULTS = {"max_num_seqs": 256, "max_num_batched_tokens": 8192, "block_size": 64}
 
 
+Replicas = Partition | Sequence[Partition] | None
+"""Where one replica of a model is, or each of several; ``None``: one, on the default device."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EngineSizes:
     """What a caller may choose; ``None`` leaves it to the platform. See ``LLM`` for their meanings and their forms."""
@@ -87,17 +91,17 @@ class EngineSizes:
 
 
 def choose_config(model: Model, sizes: EngineSizes, tokenizer: Tokenizer | None = None, *,
-                  weights_in_place: bool = False, partition: Partition | None = None) -> tuple[EngineConfig, KVSpec]:
+                  weights_in_place: bool = False, partition: Replicas = None) -> tuple[EngineConfig, KVSpec]:
     """Fix every size of an engine for this machine; raises before anything is allocated.
 
     tokenizer: knows which ids may be sampled; without one, all that the model has.
-    weights_in_place: the weights are in memory already, and not part of what is free.
-    partition: the devices, and what each has of the model; by default all of it is on the default device. The cache,
-        as the spec that is returned, is that of each.
+    weights_in_place: those of one replica are in memory already, and not part of what is free.
+    partition: the devices, and what each has of the model, or of each replica of it; by default all of it is on the
+        default device. The sizes are those of each replica; the cache, as the spec that is returned, of each device.
     """
-    partition = Partition(model) if partition is None else partition
+    replicas = _replicas(model, partition)
+    partition = replicas[0]
     weight_bytes = partition.local.weight_bytes
-    to_come = 0 if weights_in_place else weight_bytes
     vocab_size = model.config.vocab_size
     platform = jax.default_backend()
     on_host = platform == "cpu"
@@ -111,10 +115,14 @@ def choose_config(model: Model, sizes: EngineSizes, tokenizer: Tokenizer | None 
     check_real("gpu_memory_utilization", sizes.gpu_memory_utilization, 0.0, 1.0, open_low=True)
     length = _model_length(sizes.max_model_len)
     spec = cache_spec(partition.local, sizes.kv_cache_dtype, length)
-    # Devices on the host share its memory.
-    sharing = partition.size if on_host else 1
-    free = free_host_memory() // sharing if on_host else min(
-        free_device_memory(device, sizes.gpu_memory_utilization) for device in partition.local_devices)
+    to_come = [0 if weights_in_place and number == 0 else weight_bytes for number in range(len(replicas))]
+    if on_host:  # its devices share its memory
+        sharing = len(replicas) * partition.size
+        free_host = free_host_memory() - partition.size * sum(to_come)
+        free = free_host // sharing
+    else:
+        free = min(free_device_memory(device, sizes.gpu_memory_utilization) - weights
+                   for replica, weights in zip(replicas, to_come, strict=True) for device in replica.local_devices)
     max_model_len, num_blocks = plan_memory(
         model=model.config,
         spec=spec,
@@ -122,19 +130,19 @@ def choose_config(model: Model, sizes: EngineSizes, tokenizer: Tokenizer | None 
         max_num_seqs=chosen["max_num_seqs"],
         max_model_len=length,
         kv_cache_bytes=sizes.cache_bytes,
-        free_bytes=free - to_come,
+        free_bytes=free,
         weight_bytes=weight_bytes,
         on_host=on_host,
     )
-    block_bytes = spec.block_bytes(chosen["block_size"])
-    taken = sharing * (to_come + num_blocks * block_bytes) if on_host else 0
+    block_size = chosen["block_size"]
+    free_to_swap = free_host - sharing * num_blocks * spec.block_bytes(block_size) if on_host else free_host_memory()
     config = EngineConfig(
         **chosen,
         max_model_len=max_model_len,
         num_blocks=num_blocks,
         windows=spec.windows,
-        num_swap_blocks=plan_swap(
-            sizes.swap_bytes, partition.global_kv(spec).block_bytes(chosen["block_size"]), free_host_memory() - taken),
+        num_swap_blocks=plan_swap(sizes.swap_bytes // len(replicas), partition.global_kv(spec).block_bytes(block_size),
+                                  free_to_swap // len(replicas)),
         vocab_size=vocab_size if tokenizer is None else min(tokenizer.vocab_size, vocab_size),
         unused_token_ids=() if tokenizer is None else tuple(
             sorted(token for token in tokenizer.unused_token_ids if token < vocab_size)),
@@ -147,8 +155,15 @@ def choose_config(model: Model, sizes: EngineSizes, tokenizer: Tokenizer | None 
         speculation=read_speculative_config(sizes.speculative_config, on_host=on_host),
         logits_processors=check_processors({} if sizes.logits_processors is None else sizes.logits_processors,
                                            vocab_size, max_model_len),
+        data_parallel_size=len(replicas),
     )
     return config, spec
+
+
+def _replicas(model: Model, partition: Replicas) -> list[Partition]:
+    if partition is None:
+        return [Partition(model)]
+    return [partition] if isinstance(partition, Partition) else list(partition)
 
 
 def _model_length(length: int | str | None) -> int | None:
@@ -196,7 +211,7 @@ def build_engine(
     load: Callable[[], Params | PlacedParams],
     sizes: EngineSizes,
     *,
-    partition: Partition | None = None,
+    partition: Replicas = None,
     tokenizer: Tokenizer | None = None,
     eos_token_ids: Iterable[int] = (),
     compile_first: Callable[[Programs], Iterable[Key]] = lambda programs: (),
@@ -206,24 +221,28 @@ def build_engine(
 ) -> Engine:
     """An engine ready to run.
 
-    partition: the devices, and what each has of the model; by default all of it is on the default device.
+    partition: the devices, and what each has of the model, or a list of these, one for each replica; by default all of
+        it is on the default device. Replicas have weights and programs of their own.
     load: gives the parameters; called while the programs of ``compile_first`` compile or load in other threads. Few
         weights wait for those that compile, so that they and the compiler's memory are not there at once.
     weights_in_place: that they are in memory already. generates: whether the model is a language model.
     """
     give_back_memory()
-    config, spec = choose_config(model, sizes, tokenizer, weights_in_place=weights_in_place, partition=partition)
-    programs = Programs(model, spec, config, layers_per_program(), open_cache(), partition)
+    replicas = _replicas(model, partition)
+    config, spec = choose_config(model, sizes, tokenizer, weights_in_place=weights_in_place, partition=replicas)
+    programs = [Programs(model, spec, config, layers_per_program(), open_cache(), each) for each in replicas]
     with futures.ThreadPoolExecutor(2, "compile") as pool:
-        keys = list(compile_first(programs))
+        keys = list(compile_first(programs[0]))
         few = jax.default_backend() == "cpu" and model.weight_bytes < FEW_WEIGHT_BYTES
-        waits = few and any(map(programs.must_compile, keys))
-        compiling = [pool.submit(programs.compile, key) for key in keys]
+        waits = few and any(map(programs[0].must_compile, keys))
+        compiling = [pool.submit(each.compile, key) for each in programs for key in keys]
         if waits:
             futures.wait(compiling)
             give_back_memory()
         params = load()
-        runner = Runner(programs, params)
+        runners = [Runner(programs[0], params)]
+        runners += [Runner(each, runners[0].weights.placed_on(each.partition)) for each in programs[1:]]
         for future in compiling:
             future.result()
-    return Engine(runner, config, tokenizer, eos_token_ids, stats_log, generates=generates)
+    return Engine(runners, config, tokenizer, eos_token_ids, stats_log, generates=generates,
+                  in_order=jax.process_count() > 1)

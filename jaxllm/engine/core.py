@@ -239,8 +239,10 @@ class Engine:
         """
         with self._lock, HeldInterrupts():
             self._require_idle("update_params")
-            for replica in self._usable:
-                replica.runner.weights.replace(params)
+            first, *others = (replica.runner.weights for replica in self._usable)
+            first.replace(params)
+            for weights in others:
+                weights.take_over(first)
             self._has_weights = True
             self._forget_weights()
 
@@ -263,11 +265,12 @@ class Engine:
         """End ``sleep``, with an empty cache."""
         with self._lock, HeldInterrupts():
             if self._asleep:
-                first = self._usable[0].runner
-                for replica in self._usable:
-                    replica.runner.wake_up()
-                    if replica.runner is not first and self._has_weights:
-                        replica.runner.weights.replace(first.weights.params)
+                first, *others = (replica.runner for replica in self._usable)
+                first.wake_up()
+                for runner in others:
+                    runner.wake_up()
+                    if self._has_weights:
+                        runner.weights.take_over(first.weights)
                 self._asleep = False
 
     @property

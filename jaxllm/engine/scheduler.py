@@ -116,9 +116,8 @@ class Scheduler:
         """Plan the step that follows the ones planned so far; ``None`` when there is nothing it could compute."""
         self._settle()
         budget = self.config.step_budget
-        # A pipeline has other sequences to go on with meanwhile.
-        waits = self._speculator is not None and self.config.num_stages == 1
-        if waits and self._speculator.waits(self._running.sequences, budget):
+        speculator = self._speculator if self.config.num_stages == 1 else None  # a pipeline has others to go on with
+        if speculator is not None and speculator.waits(self._running.sequences, budget):
             return None
         step = StepDraft(budget, self._num_plans, admitted=self._beams.forked.copy())
         self._tokens.fill(step)

@@ -196,7 +196,7 @@ class Programs:
             return None
         local = self.partition.local
         return (*key, self.chunks, local.config, local.dtype, local.quantized, self.spec,
-                dataclasses.replace(self.config, seed=None, overlap=True), *self._devices)
+                dataclasses.replace(self.config, seed=None, overlap=True, data_parallel_size=1), *self._devices)
 
     @property
     def _devices(self) -> tuple[int, ...]:

@@ -40,11 +40,25 @@ class Weights:
     @property
     def params(self) -> Params:
         """The parameters as a nested dict, the caller's own; ``EngineError`` while there are none."""
+        return self._partition.restore(jax.tree.map(lambda leaf: leaf, self._placed))
+
+    @property
+    def _placed(self) -> Params:
         if not self.present:
             raise EngineError("the engine has no weights: wake it up, or give it some with update_params")
         layers = map(jax.tree.unflatten, self._model.layer_trees, self.layers)
-        placed = {**self.outer, "layers": dict(enumerate(layers))}
-        return self._partition.restore(jax.tree.map(lambda leaf: leaf, placed))
+        return {**self.outer, "layers": dict(enumerate(layers))}
+
+    def placed_on(self, partition: Partition) -> PlacedParams:
+        """The same parameters on the devices of another replica, moved there from these."""
+        moved: dict[int, Any] = {}  # each array once, also one that holds all layers
+        return PlacedParams(partition, jax.tree.map(
+            lambda leaf, like: moved.setdefault(id(leaf), jax.device_put(leaf, like.sharding)),
+            self._placed, partition.abstract_params))
+
+    def take_over(self, other: Weights) -> None:
+        """Have the parameters of another replica."""
+        self.replace(other.placed_on(self._partition))
 
     def put_aside(self) -> None:
         """Move them to host memory; nothing where there are none."""
