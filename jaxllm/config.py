@@ -37,7 +37,8 @@ class EngineConfig:
     draws each from the operating system. overlap: plan and dispatch a step while the one before runs. speculation:
     guess tokens ahead where that pays; ``None`` is off. logits_processors: names and JAX functions, compiled into the
     sampler (``LogitsProcessor``). data_parallel_size: replicas of the model, each of which has all these sizes to
-    itself.
+    itself. pipeline_parallel_size: stages that the layers are cut into, and steps that are on their way through them at
+    once, which share ``max_num_batched_tokens``.
     """
 
     max_num_seqs: int
@@ -58,6 +59,7 @@ class EngineConfig:
     unused_token_ids: tuple[int, ...] = ()
     logits_processors: tuple[tuple[str, Any], ...] = ()
     data_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
 
     def __post_init__(self) -> None:
         check_integer("max_num_seqs", self.max_num_seqs, 1, MAX_NUM_SEQS)
@@ -67,6 +69,7 @@ class EngineConfig:
         check_integer("num_swap_blocks", self.num_swap_blocks, 0)
         check_integer("max_logprobs", self.max_logprobs, -1)
         check_integer("data_parallel_size", self.data_parallel_size, 1)
+        check_integer("pipeline_parallel_size", self.pipeline_parallel_size, 1)
         if self.logprobs_mode not in LOGPROBS_MODES:
             raise ParameterError("logprobs_mode", self.logprobs_mode, "one of " + ", ".join(map(repr, LOGPROBS_MODES)))
         if self.seed is not None:
@@ -82,6 +85,11 @@ class EngineConfig:
     def processor_names(self) -> tuple[str, ...]:
         """Of the logits processors, in the order in which they apply."""
         return tuple(name for name, _ in self.logits_processors)
+
+    @property
+    def step_budget(self) -> int:
+        """The most tokens of one step."""
+        return -(-self.max_num_batched_tokens // self.pipeline_parallel_size)
 
     @property
     def blocks_per_sequence(self) -> int:

@@ -78,6 +78,9 @@ class LLM:
     data_parallel_size: replicas of the model in this engine, each on a device of its own, with a cache and a scheduler
         of its own: all sizes that follow are those of each replica. A request goes to the replica that has the longest
         beginning of its prompt cached, unless others have less to do, and has the same outputs on any.
+    pipeline_parallel_size: stages that the layers of each replica are cut into, of about equal bytes, each on a device
+        of its own, which holds its layers' weights and cache alone. As many steps are on their way at once, which share
+        ``max_num_batched_tokens`` and have different requests: it takes as many as there are stages to keep all busy.
     seed: what the seeds of requests without one derive from, together with their order of arrival: the same calls then
         give the same outputs in every run. ``None`` draws them from the operating system.
     max_model_len: the most tokens of a prompt and its output, also as "8k" (8,000) or "8K" (8,192); ``None``, "auto"
@@ -126,6 +129,7 @@ class LLM:
         dtype: Any = "auto",
         quantization: str | None = None,
         data_parallel_size: int = 1,
+        pipeline_parallel_size: int = 1,
         seed: int | None = None,
         max_model_len: int | str | None = None,
         max_num_seqs: int | None = None,
@@ -176,7 +180,7 @@ class LLM:
             speculative_config=speculative_config,
         )
         check_quantization(quantization)
-        mesh = device_mesh(data=data_parallel_size)
+        mesh = device_mesh(data=data_parallel_size, pipe=pipeline_parallel_size)
         source = open_source(model, revision, load_format)
         defaults = sampling_defaults(source, generation_config, override_generation_config)
         has_weights = load_format != "dummy"

@@ -60,7 +60,7 @@ def test_no_name_is_listed_twice():
 
 
 @pytest.mark.parametrize(("name", "value"), [
-    ("tensor_parallel_size", 2), ("pipeline_parallel_size", 2),
+    ("tensor_parallel_size", 2),
     ("enable_expert_parallel", True), ("quantization_config", {"bits": 4}), ("speculative_model", "[ngram]"),
     ("enable_lora", True), ("trust_remote_code", True), ("enforce_eager", True), ("enable_chunked_prefill", False),
     ("distributed_executor_backend", "ray"), ("tensor_parallel_size", True), ("hf_overrides", {"rope_theta": 1.0}),

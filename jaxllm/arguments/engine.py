@@ -83,7 +83,7 @@ ENGINE_ARGUMENTS = ArgumentTable("LLM", [
              ir_op_priority={}, enable_flashinfer_autotune=True, disable_cascade_attn=False,
              override_attention_dtype=None, disable_custom_all_reduce=False, performance_mode="balanced",
              gdn_prefill_backend=None),
-    *refused(_ONE_DEVICE, None, tensor_parallel_size=1, pipeline_parallel_size=1,
+    *refused(_ONE_DEVICE, None, tensor_parallel_size=1,
              enable_expert_parallel=False, prefill_context_parallel_size=1, decode_context_parallel_size=1,
              dcp_comm_backend="ag_rs", dcp_kv_cache_interleave_size=1, cp_kv_cache_interleave_size=1,
              data_parallel_rank=None, data_parallel_start_rank=None, data_parallel_size_local=None,

@@ -13,7 +13,6 @@ from jaxllm.engine.outcomes import Outcomes
 from jaxllm.engine.plan import StepPlan
 from jaxllm.engine.scheduler import Scheduler
 from jaxllm.interrupt import HeldInterrupts
-from jaxllm.runner.weights import Weights
 
 
 class DispatchedStep(Protocol):
@@ -23,6 +22,20 @@ class DispatchedStep(Protocol):
         """Wait for it; a ``runner.StepResult`` with numpy arrays."""
 
 
+class ModelWeights(Protocol):
+    """A model's parameters, wherever they are: ``runner.Weights``, or over stages ``runner.StagedWeights``."""
+
+    @property
+    def params(self) -> Any:
+        """All of them."""
+
+    def replace(self, params: Any) -> None:
+        """Take others."""
+
+    def take_over(self, other: Any) -> None:
+        """Have those of another replica."""
+
+
 class StepRunner(Protocol):
     """What the engine needs of a runner."""
 
@@ -30,7 +43,7 @@ class StepRunner(Protocol):
         """Start a step, which the device runs after those dispatched before."""
 
     @property
-    def weights(self) -> Weights:
+    def weights(self) -> ModelWeights:
         """The model's parameters."""
 
     def sleep(self, level: int) -> None:

@@ -36,10 +36,12 @@ class Replica:
                 max_num_batched_tokens=config.max_num_batched_tokens,
                 max_model_len=config.max_model_len,
                 policy=config.scheduling_policy,
+                num_stages=config.pipeline_parallel_size,
             ),
             self.blocks,
             None if config.speculation is None else Speculator(config.speculation, StepCost.of_engine(config)),
         )
         self.outcomes = Outcomes(self.scheduler, on_end)
-        self.loop = StepLoop(runner, self.scheduler, self.outcomes, bookkeeping, overlap=config.overlap)
+        self.loop = StepLoop(runner, self.scheduler, self.outcomes, bookkeeping, overlap=config.overlap,
+                             in_flight=config.pipeline_parallel_size)
         self.due = False

@@ -16,8 +16,8 @@ from jaxllm.weights.trees import flatten, misfit_error
 
 
 class Weights:
-    """outer, head: the model's ``outer_params`` and ``head_params``; layers: each layer's own, as leaves. All as they
-    lie on the devices."""
+    """outer, head: the model's ``outer_params`` and ``head_params``; layers: each layer's own, as leaves, none of a
+    layer that the model's description leaves to others. All as they lie on the devices."""
 
     def __init__(self, partition: Partition, params: Params | PlacedParams) -> None:
         self._partition, self._model = partition, partition.whole
@@ -34,7 +34,8 @@ class Weights:
         placed = params.params if isinstance(params, PlacedParams) else fit_params(self._partition, params)
         self.outer = self._model.outer_params(placed)
         self.head = self._model.head_params(placed)
-        self.layers = [jax.tree.leaves(placed["layers"][layer]) for layer in range(self._model.config.num_layers)]
+        layers = placed["layers"]
+        self.layers = [jax.tree.leaves(layers.get(layer)) for layer in range(self._model.config.num_layers)]
         self.present, self._asleep = True, None
 
     @property
@@ -46,8 +47,8 @@ class Weights:
     def _placed(self) -> Params:
         if not self.present:
             raise EngineError("the engine has no weights: wake it up, or give it some with update_params")
-        layers = map(jax.tree.unflatten, self._model.layer_trees, self.layers)
-        return {**self.outer, "layers": dict(enumerate(layers))}
+        layers = enumerate(map(jax.tree.unflatten, self._model.layer_trees, self.layers))
+        return {**self.outer, "layers": {number: layer for number, layer in layers if layer is not None}}
 
     def placed_on(self, partition: Partition) -> PlacedParams:
         """The same parameters on the devices of another replica, moved there from these."""
