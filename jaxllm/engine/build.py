@@ -179,8 +179,8 @@ def _replicas(model: Model, partition: Replicas) -> list[Partition | Pipeline]:
     return [partition] if isinstance(partition, Partition | Pipeline) else list(partition)
 
 
-def _programs_of(replica: Partition | Pipeline, spec: KVSpec, config: EngineConfig) -> list[Programs]:
-    """Of each stage."""
+def programs_of(replica: Partition | Pipeline, spec: KVSpec, config: EngineConfig) -> list[Programs]:
+    """The programs of each stage of a replica. spec: of the cache of all layers, on each device."""
     stages, cache = stages_of(replica), open_cache()
     return [Programs(stage.whole, stage_spec(spec, stage), config, layers_per_program(), cache, stage,
                      first=number == 0, last=number == len(stages) - 1) for number, stage in enumerate(stages)]
@@ -257,7 +257,7 @@ def build_engine(
     give_back_memory()
     replicas = _replicas(model, partition)
     config, spec = choose_config(model, sizes, tokenizer, weights_in_place=weights_in_place, partition=replicas)
-    programs = [_programs_of(replica, spec, config) for replica in replicas]
+    programs = [programs_of(replica, spec, config) for replica in replicas]
     with futures.ThreadPoolExecutor(2, "compile") as pool:
         wanted = [(stage, key) for replica in programs for stage in replica for key in compile_first(stage)
                   if key in stage.all_keys()]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import functools
 import itertools
+from collections.abc import Callable
 
 import jax
 
@@ -87,41 +87,43 @@ def stage_model(model: Model, layers: range, *, first: bool, last: bool) -> Mode
 
 def balanced_layers(model: Model, num_stages: int) -> list[range]:
     """Cut the layers into runs, at least one layer each, so that the largest stage has the fewest bytes of weights, the
-    embedding counted with the first and the head with the last; of such cuts, earlier stages have fewer layers.
+    embedding counted with the first and the head with the last; of such cuts, the one with the most equal stages.
 
     Raises ``ParameterError`` for more stages than layers.
     """
     count = model.config.num_layers
     if num_stages > count:
         raise ParameterError("pipeline_parallel_size", num_stages, f"at most {count}, the model's layers")
-    sizes = [0] * count
-    begin = end = 0
-    tied = model.config.tie_word_embeddings
-    for path, spec in model.specs.items():
-        name, *rest = path.split(".")
-        if name == "layers":
-            sizes[int(rest[0])] += spec.nbytes
-        begin += spec.nbytes * (name in _FIRST)
-        end += spec.nbytes * (name in _LAST or (tied and name == "embedding"))
-    upto = [0, *itertools.accumulate(sizes)]
+    first, last, upto = _bytes_upto(model)
 
-    def cut(limit: int) -> list[int] | None:
-        """Where stages of at most ``limit`` bytes end, the last as long as can be; ``None`` if there are none."""
-        ends = [count]
-        for stage in reversed(range(1, num_stages)):
-            room = limit - (end if stage == num_stages - 1 else 0)
-            start = max(bisect.bisect_left(upto, upto[ends[0]] - room), stage)
-            if start >= ends[0]:
-                return None
-            ends.insert(0, start)
-        return ends if upto[ends[0]] + begin + (end if num_stages == 1 else 0) <= limit else None
+    def size(stage: int, start: int, stop: int) -> int:
+        return upto[stop] - upto[start] + (first if stage == 0 else 0) + (last if stage == num_stages - 1 else 0)
 
-    low, high = 0, upto[-1] + begin + end
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if cut(middle) is not None else (middle + 1, high)
-    ends = cut(high)
-    assert ends is not None
+    def best(cost: Callable[[int, int], int], limit: int | None) -> tuple[int, list[int]]:
+        """The cheapest cut, and where its stages end. cost: of stages so far and one of so many bytes more, together.
+        limit: the most bytes of a stage."""
+        cuts: dict[int, tuple[int, list[int]]] = {0: (0, [])}
+        for stage in range(num_stages):
+            stops = range(stage + 1, count - (num_stages - stage - 1) + 1) if stage < num_stages - 1 else [count]
+            found = {stop: min(((cost(before, size(stage, start, stop)), [*ends, stop])
+                                for start, (before, ends) in cuts.items() if start < stop
+                                and (limit is None or size(stage, start, stop) <= limit)), default=None)
+                     for stop in stops}
+            cuts = {stop: cut for stop, cut in found.items() if cut is not None}
+        return cuts[count]
+
+    largest, _ = best(max, None)
+    _, ends = best(lambda before, size: before + size**2, largest)
     return [range(start, stop) for start, stop in itertools.pairwise([0, *ends])]
 
 
+def _bytes_upto(model: Model) -> tuple[int, int, list[int]]:
+    """Bytes of weights before the layers, after them, and of the first 0, 1, ... layers."""
+    layers, first, last = [0] * model.config.num_layers, 0, 0
+    for path, spec in model.specs.items():
+        name, *rest = path.split(".")
+        if name == "layers":
+            layers[int(rest[0])] += spec.nbytes
+        first += spec.nbytes * (name in _FIRST)
+        last += spec.nbytes * (name in _LAST or (model.config.tie_word_embeddings and name == "embedding"))
+    return first, last, [0, *itertools.accumulate(layers)]

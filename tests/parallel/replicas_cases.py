@@ -2,59 +2,34 @@
 
 from __future__ import annotations
 
-import functools
-
 import jax
 import numpy as np
 import pytest
 from mixes import mixed_requests
+from parallel.engines import POOL, SIZES, all_at_once, engine_over, model_and_params
 from scripted_model import START, llm_on, script
-from support import bits, by_policy, check_idle, greedy, pool_bytes, prompts, run, tiny_model
+from support import bits, greedy, prompts, run
 
 from jaxllm import LLM, SamplingParams
 from jaxllm.beam_search import BeamSearchParams
-from jaxllm.engine.build import EngineSizes, build_engine
 from jaxllm.errors import EngineError, ParameterError
 from jaxllm.models.model import build_model
-from jaxllm.parallel.mesh import device_mesh
-from jaxllm.parallel.pipeline import replica_partitions
-
-SIZES = {"max_model_len": 128, "max_num_seqs": 8, "max_num_batched_tokens": 32, "block_size": 8,
-         "kv_cache_bytes": pool_bytes(24), "speculative_config": None, "seed": 5}
-
-
-@functools.cache  # compiling for several devices is what takes time
-def _engine(data, tensor=1, **sizes):
-    model, params = tiny_model()
-    partitions = replica_partitions(model, device_mesh(data=data, tensor=tensor))
-    return build_engine(model, lambda: params, EngineSizes(**{**SIZES, **sizes}), partition=partitions,
-                        eos_token_ids=[7])
-
-
-def _all_at_once(engine, requests):
-    """Unlike ``run``, without a check after every step."""
-    names = [engine.add_request(prompt, by_policy(engine, params)) for prompt, params in requests]
-    done = {}
-    while engine.has_unfinished():
-        done.update({output.request_id: output for output in engine.step() if output.finished})
-    check_idle(engine)
-    return [done[name] for name in names]
 
 
 @pytest.mark.parametrize("data", [2, pytest.param(4, marks=pytest.mark.sweep)])
 def test_outputs_are_to_the_bit_those_of_one_device(data):
     requests = mixed_requests(14, 3)
-    expected = [bits(output) for output in run(_engine(1), requests)]
-    engine = _engine(data)
-    assert [bits(output) for output in _all_at_once(engine, requests)] == expected
+    expected = [bits(output) for output in run(engine_over(), requests)]
+    engine = engine_over(data)
+    assert [bits(output) for output in all_at_once(engine, requests)] == expected
     assert all(stats.num_generated_tokens for stats in engine.replica_stats())
 
 
 def test_every_replica_gives_the_same_bits():
     prompt = prompts(1, 4, low=30, high=31)[0]
     params = SamplingParams(temperature=1.0, seed=3, max_tokens=8, logprobs=3, prompt_logprobs=2)
-    engine = _engine(2)
-    outputs = _all_at_once(engine, [(prompt, params)] * 8)
+    engine = engine_over(2)
+    outputs = all_at_once(engine, [(prompt, params)] * 8)
     assert all(stats.num_generated_tokens for stats in engine.replica_stats())
     assert len({str(bits(output)) for output in outputs}) == 1
 
@@ -63,16 +38,16 @@ def test_every_replica_gives_the_same_bits():
 def test_replicas_of_several_devices_sample_what_one_device_does():
     requests = [(prompt, SamplingParams(temperature=1.0, seed=number, max_tokens=6, logprobs=2))
                 for number, prompt in enumerate(prompts(6, 2))]
-    expected = run(_engine(1), requests)
-    found = _all_at_once(_engine(2, tensor=2), requests)
+    expected = run(engine_over(), requests)
+    found = all_at_once(engine_over(2, tensor=2), requests)
     assert [output.outputs[0].token_ids for output in found] == [output.outputs[0].token_ids for output in expected]
     for output, like in zip(found, expected, strict=True):
         assert output.outputs[0].cumulative_logprob == pytest.approx(like.outputs[0].cumulative_logprob, abs=6e-4)
 
 
 def test_everything_of_a_replica_is_on_its_device_and_nowhere_else():
-    engine = _engine(2)
-    _all_at_once(engine, [(prompt, greedy(3)) for prompt in prompts(6)])
+    engine = engine_over(2)
+    all_at_once(engine, [(prompt, greedy(3)) for prompt in prompts(6)])
     for number, replica in enumerate(engine.replicas):
         runner = replica.runner
         state = runner.weights.outer, runner.weights.layers, runner.cache, runner.table, runner.newest
@@ -83,16 +58,16 @@ def test_everything_of_a_replica_is_on_its_device_and_nowhere_else():
 
 
 def test_an_uneven_tail_ends_with_the_other_devices_idle():
-    engine = _engine(2)
+    engine = engine_over(2)
     before = [stats.num_steps for stats in engine.replica_stats()]
-    outputs = _all_at_once(engine, [([9] * 20, greedy(60)), *((prompt, greedy(1)) for prompt in prompts(7, 6))])
+    outputs = all_at_once(engine, [([9] * 20, greedy(60)), *((prompt, greedy(1)) for prompt in prompts(7, 6))])
     assert len(outputs[0].outputs[0].token_ids) == 60
     steps = sorted(stats.num_steps - number for stats, number in zip(engine.replica_stats(), before, strict=True))
     assert sum(steps[:-1]) < 30 <= steps[-1]
 
 
 def test_lost_device_state_costs_one_replica_its_requests():
-    engine = _engine(2)
+    engine = engine_over(2)
     names = [engine.add_request(prompt, greedy(6)) for prompt in prompts(6, 9)]
     engine.step()
     lost = {request.request_id for request in engine.replicas[0].scheduler.requests}
@@ -102,40 +77,40 @@ def test_lost_device_state_costs_one_replica_its_requests():
         done.update({output.request_id: output for output in engine.step()})
     assert {name for name in names if done[name].error is not None} == lost
     assert 0 < len(lost) < 6
-    assert all(output.error is None for output in _all_at_once(engine, [(prompt, greedy(2)) for prompt in prompts(4)]))
+    assert all(output.error is None for output in all_at_once(engine, [(prompt, greedy(2)) for prompt in prompts(4)]))
 
 
 def test_new_parameters_and_sleep_reach_every_replica():
-    model, params = tiny_model()
+    model, params = model_and_params()
     others = build_model(model.config, model.dtype).init(1, scale=0.2)
     requests = [(prompt, greedy(5, logprobs=1)) for prompt in prompts(6, 8)]
-    engine = _engine(2)
-    first = [bits(output) for output in _all_at_once(engine, requests)]
+    engine = engine_over(2)
+    first = [bits(output) for output in all_at_once(engine, requests)]
     engine.sleep(1)
     assert all(not replica.runner.cache for replica in engine.replicas)
     with pytest.raises(EngineError):
         engine.add_request([1], greedy(1))
     engine.wake_up()
-    assert [bits(output) for output in _all_at_once(engine, requests)] == first
+    assert [bits(output) for output in all_at_once(engine, requests)] == first
     engine.update_params(others)
-    second = [bits(output) for output in _all_at_once(engine, requests)]
+    second = [bits(output) for output in all_at_once(engine, requests)]
     assert second != first
     engine.sleep(2)
     engine.wake_up()
     engine.update_params(params)
-    assert [bits(output) for output in _all_at_once(engine, requests)] == first
+    assert [bits(output) for output in all_at_once(engine, requests)] == first
     with pytest.raises(ParameterError):
         engine.update_params({"embedding": {"weight": np.zeros((2, 2), np.float32)}})
-    assert [bits(output) for output in _all_at_once(engine, requests)] == first
+    assert [bits(output) for output in all_at_once(engine, requests)] == first
 
 
 def test_memory_of_the_host_is_shared_among_the_replicas():
     sizes = {"kv_cache_bytes": None, "max_num_seqs": 512, "max_model_len": 512}
-    one, four = (_engine(data, **sizes) for data in (1, 4))
+    one, four = (engine_over(data, **sizes) for data in (1, 4))
     assert four.config.num_blocks <= one.config.num_blocks
     with pytest.raises(ValueError, match="kv_cache_bytes"):
-        _engine(8, kv_cache_bytes=1 << 60)
-    swapped = [_engine(data, swap_bytes=1 << 20).config.num_swap_blocks for data in (1, 4)]
+        engine_over(8, kv_cache_bytes=1 << 60)
+    swapped = [engine_over(data, swap_bytes=1 << 20).config.num_swap_blocks for data in (1, 4)]
     assert swapped[1] == swapped[0] // 4 > 0
 
 
@@ -153,19 +128,29 @@ def test_an_llm_of_two_replicas_does_all_that_one_does(tmp_path):
     ):
         assert each(llms[0]) == each(llms[1])
     assert llms[1].stats().num_generated_tokens > 0
-    llms[1].warm_up()
     bad = llms[1].generate([[START], [10**6], [START, 1]], SamplingParams(temperature=0, max_tokens=2))
     assert [output.error is not None for output in bad] == [False, True, False]
 
 
 def test_an_llm_on_live_parameters_has_replicas_too():
-    model, params = tiny_model()
-    llms = [LLM.from_params(model.config, params, data_parallel_size=data, **SIZES) for data in (1, 2)]
+    model, params = model_and_params()
+    llms = [LLM.from_params(model.config, params, data_parallel_size=data, kv_cache_bytes=POOL, **SIZES)
+            for data in (1, 2)]
     requests = prompts(5, 7)
     first, second = ([bits(output) for output in llm.generate(requests, greedy(4))] for llm in llms)
     assert first == second
     kept = [array for array in jax.tree.leaves(params) if array is llms[1].engine.params["embedding"]["weight"]]
     assert len(kept) == 1  # the first replica has the caller's own
+
+
+@pytest.mark.sweep
+def test_a_warmed_up_engine_compiles_nothing_more():
+    engine = engine_over(2)
+    engine.compile_all()
+    counts = [replica.runner.programs.num_executables for replica in engine.replicas]
+    assert counts == [len(replica.runner.programs.all_keys()) for replica in engine.replicas]
+    all_at_once(engine, mixed_requests(12, 8))
+    assert [replica.runner.programs.num_executables for replica in engine.replicas] == counts
 
 
 @pytest.mark.parametrize(("size", "allowed"), [(9, "8"), (0, ">= 1"), (True, "integer"), ("2", "integer")])
