@@ -27,9 +27,10 @@ from jaxllm.loading import (
     check_pooling,
     end_token_ids,
     live_source,
-    load_weights,
+    load_placed,
     open_model,
     open_source,
+    random_weights,
     read_tokenizer,
     sampling_defaults,
     score_head,
@@ -37,9 +38,8 @@ from jaxllm.loading import (
 from jaxllm.memory import give_back_memory
 from jaxllm.origin import Origin
 from jaxllm.outputs import RequestOutput
-from jaxllm.parallel.mesh import device_mesh
+from jaxllm.parallel.mesh import chosen_mesh
 from jaxllm.parallel.pipeline import replica_partitions
-from jaxllm.platform import check_mesh
 from jaxllm.pooling import EmbeddingRequestOutput, RewardRequestOutput, embed, reward
 from jaxllm.progress import Bar
 from jaxllm.quantities import parse_gibibytes
@@ -110,6 +110,11 @@ class LLM:
     override_generation_config: entries of such a file that come on top.
     disable_log_stats: ``False`` logs a line of figures every 10 s while requests run (logger ``jaxllm.stats``).
     first_step: what the first step will be, where that is known: its programs compile while the weights load.
+    tensor_parallel_size: devices that share every layer, each with a part of the weights and of the KV cache, whose
+        sizes are then those of each device. Outputs are the same but for the order of sums (docs/parallelism.md).
+    enable_expert_parallel: of mixtures of experts, give each of these devices whole ones, in place of a part of each.
+    mesh: the devices, in place of ``tensor_parallel_size``: a ``jax.sharding.Mesh``, such as a trainer's, whose axes
+        have names that say what they are for ("tensor", "tp", "model", ...: ``jaxllm.parallel.AXIS_RULES``).
 
     Raises ``ModelNotFoundError``, ``CheckpointError``, ``UnsupportedModelError``, ``CapacityError`` or
     ``ParameterError``, all ``ValueError``s, before memory is taken; the last also for a misspelt variable of the
@@ -151,12 +156,18 @@ class LLM:
         override_generation_config: Mapping[str, Any] | None = None,
         disable_log_stats: bool = True,
         first_step: FirstStep | None = None,
+        tensor_parallel_size: int = 1,
+        enable_expert_parallel: bool = False,
+        mesh: jax.sharding.Mesh | None = None,
         **others: Any,
     ) -> None:
         ENGINE_ARGUMENTS.check(others)
         check_environment()
         check_bool("skip_tokenizer_init", skip_tokenizer_init)
         check_bool("disable_log_stats", disable_log_stats)
+        check_bool("enable_expert_parallel", enable_expert_parallel)
+        devices = chosen_mesh(mesh, data_parallel_size=data_parallel_size, tensor_parallel_size=tensor_parallel_size,
+                              pipeline_parallel_size=pipeline_parallel_size)
         if skip_tokenizer_init:
             refuse_given("None with skip_tokenizer_init", tokenizer=tokenizer, tokenizer_revision=tokenizer_revision)
         expected = FirstStep.given(first_step)
@@ -180,7 +191,6 @@ class LLM:
             speculative_config=speculative_config,
         )
         check_quantization(quantization)
-        mesh = device_mesh(data=data_parallel_size, pipe=pipeline_parallel_size)
         source = open_source(model, revision, load_format)
         defaults = sampling_defaults(source, generation_config, override_generation_config)
         has_weights = load_format != "dummy"
@@ -189,17 +199,18 @@ class LLM:
             reading = None if skip_tokenizer_init else pool.submit(read_tokenizer, source, chosen, tokenizer_revision)
             opened = open_model(source, dtype, quantization=quantization, has_weights=has_weights)
             self.tokenizer: Tokenizer | None = None if reading is None else reading.result()
+        replicas = replica_partitions(opened.model, devices, by_expert=enable_expert_parallel)
         self._chats = ChatPrompts(self.tokenizer, chat_template)
         self.engine: Engine = build_engine(
             opened.model,
-            lambda: load_weights(source, opened) if has_weights else opened.model.init(),
+            lambda: (load_placed if has_weights else random_weights)(source, opened, replicas[0]),
             sizes,
-            partition=replica_partitions(opened.model, mesh),
+            partition=replicas,
             tokenizer=self.tokenizer,
             eos_token_ids=end_token_ids(source, self.tokenizer, generation_config),
             compile_first=expected.keys,
             stats_log=None if disable_log_stats else StatsLog(),
-            weights_in_place=opened.in_place,
+            weights_in_place=opened.in_place and devices is None,
             generates=opened.head == "language model",
         )
         self._score_head = score_head(source, opened)
@@ -221,7 +232,9 @@ class LLM:
             ``llm.engine.params``; in that with its layers stacked; or with Hugging Face's names, where the parts of
             fused matrices stay apart.
         tokenizer: as for ``LLM``; without one, prompts are token ids.
-        mesh: of one device; parameters spread over several are refused.
+        mesh: that of parameters which lie on several devices. Those that lie as the engine's do stay where they are:
+            matrices of queries, keys and values, and of gates and up, by their rows, those that follow them by their
+            columns; others are moved.
         arguments: ``LLM``'s, but those that say where a checkpoint is. With ``dtype="auto"`` the dtype is the one that
             all of ``params`` have; with another than theirs they are converted, which copies them.
 
@@ -229,8 +242,11 @@ class LLM:
         """
         refuse_given("an argument of LLM(...) alone, which reads a checkpoint", **{
             name: arguments.pop(name, None) for name in ("model", "revision", "load_format", "skip_tokenizer_init")})
-        check_mesh(mesh)
-        return cls(live_source(config, params), tokenizer=tokenizer, skip_tokenizer_init=tokenizer is None, **arguments)
+        sizes = {name: arguments[name] for name in (
+            "data_parallel_size", "pipeline_parallel_size", "tensor_parallel_size") if name in arguments}
+        spread = chosen_mesh(mesh, **sizes) is not None
+        return cls(live_source(config, params, spread=spread), tokenizer=tokenizer,
+                   skip_tokenizer_init=tokenizer is None, mesh=mesh, **arguments)
 
     def generate(self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None, *, use_tqdm: Bar = True,
                  priority: Sequence[int] | None = None, raise_on_error: bool = False, **others: Any

@@ -7,7 +7,7 @@ import functools
 import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from jaxllm.models.heads import SCORE, Head, split_head
 from jaxllm.models.matching import match_params
 from jaxllm.models.model import Model, Params, build_model, describe, nest
 from jaxllm.models.registry import FAMILIES, Family, family_named, family_of
+from jaxllm.parallel.partition import Partition, PlacedParams
+from jaxllm.parallel.pipeline import Pipeline
 from jaxllm.platform import resolve_dtype
 from jaxllm.program_cache.kept import kept
 from jaxllm.sampling_params import SamplingParams
@@ -43,6 +45,8 @@ from jaxllm.weights.trees import listed, live_specs, misfit_error
 logger = logging.getLogger("jaxllm")
 
 
+Placed = PlacedParams | list[PlacedParams]
+"""Parameters where they belong: of a model in one place, or of each stage of a pipeline."""
 LOAD_FORMATS: dict[str, type[SafetensorsSource] | type[GGUFSource] | None] = {
     "auto": None, "safetensors": SafetensorsSource, "gguf": GGUFSource, "dummy": None,
 }
@@ -69,21 +73,21 @@ def open_source(model: Any, revision: str | None = None, load_format: str = "aut
     return source
 
 
-def live_source(config: Any, params: Any) -> LiveParams:
-    """The source of ``LLM.from_params``.
+def live_source(config: Any, params: Any, *, spread: bool = False) -> LiveParams:
+    """The source of ``LLM.from_params``. spread: whether parameters may lie on several devices.
 
     config: a Hugging Face config as a dict or as the path of a ``config.json``; a ``DecoderConfig``; or what has a
         config: a folder, a hub id or a packaged model's name, whose ``generation_config.json`` then counts too.
     """
     if isinstance(config, DecoderConfig | Mapping):
-        return LiveParams(config, params)
+        return LiveParams(config, params, spread=spread)
     if not isinstance(config, str | os.PathLike) or not os.fspath(config):
         raise ParameterError("config", config, "a Hugging Face config as a dict, the path of a config.json or of a "
                              "folder that has one, or a DecoderConfig")
     if os.path.isfile(config) and os.fspath(config).endswith(".json"):
-        return LiveParams(read_json(Path(config)), params)
+        return LiveParams(read_json(Path(config)), params, spread=spread)
     source = open_source(config, load_format="dummy")
-    return LiveParams(source.config, params, source.generation_config)
+    return LiveParams(source.config, params, source.generation_config, spread=spread)
 
 
 def _is_hf_folder(path: str | os.PathLike[str]) -> bool:
@@ -212,7 +216,8 @@ def _open_tree(source: TreeSource, family: Family, config: DecoderConfig, dtype:
     """The model of a tree of parameters, in the form that they are in where they are in memory."""
     live = isinstance(source, LiveParams)
     model = _described(config, source.choose_dtype(dtype) if isinstance(source, LiveParams) else dtype)
-    found, problems = match_params(model, source.leaves, abstract=not live)
+    found, problems = match_params(model, source.leaves, abstract=not live,
+                                   spread=isinstance(source, LiveParams) and source.spread)
     if problems and live:
         raise misfit_error(len(source.leaves), problems)
     if problems:
@@ -243,10 +248,51 @@ def load_weights(source: ModelSource, opened: OpenedModel) -> Params:
     """The model's parameters, streamed tensor by tensor into their final dtype; those of a tree in its own layout."""
     if isinstance(source, TreeSource):
         return source.load(opened.model.dtype)
+    return _streamed(source, opened, None)
+
+
+def load_placed(source: ModelSource, opened: OpenedModel, partition: Partition | Pipeline) -> Params | Placed:
+    """As ``load_weights``, for any devices: each is given its part of a tensor, and none has more."""
+    if isinstance(partition, Partition) and partition.mesh is None:
+        return load_weights(source, opened)
+    if isinstance(source, TreeSource):
+        return source.load(opened.model.dtype, on_host=True)
+    return _placed(partition, lambda put: _streamed(source, opened, put))
+
+
+def random_weights(source: ModelSource, opened: OpenedModel, partition: Partition | Pipeline) -> Params | Placed:
+    """Random parameters where they belong."""
+    if isinstance(partition, Partition) and partition.mesh is None:
+        return opened.model.init()
+    return _placed(partition, lambda put: opened.model.init(put=put))
+
+
+def _placed(partition: Partition | Pipeline, make: Callable[[Callable[[str, Any], Any]], Params]) -> Placed:
+    """What ``make`` makes with a function that places a parameter, as it is found on each stage."""
+    if isinstance(partition, Partition):
+        return PlacedParams(partition, make(partition.put))
+    stages = partition.stages
+
+    def put(path: str, leaf: Any) -> list[Any]:
+        return [stage.put(path, leaf) if path in stage.whole.specs else None for stage in stages]
+
+    params = make(put)
+    return [PlacedParams(stage, _on_stage(params, number) or {}) for number, stage in enumerate(stages)]
+
+
+def _on_stage(params: Any, number: int) -> Any:
+    """Of a tree of what each stage has, that of one; ``None`` where it has nothing."""
+    if not isinstance(params, dict):
+        return params[number]
+    parts = {name: _on_stage(part, number) for name, part in params.items()}
+    return {name: part for name, part in parts.items() if part is not None} or None
+
+
+def _streamed(source: ModelSource, opened: OpenedModel, put: Callable[[str, Any], Any] | None) -> Params:
     family, model = opened.family, opened.model
     return nest(load_params(
         source, model.specs, family.weight_map(model, source.tensors),
-        ignore=_ignored(family, model.config, opened.head)))
+        ignore=_ignored(family, model.config, opened.head), put=put))
 
 
 def stored_generation_config(source: ModelSource, generation_config: Any = "auto") -> Mapping[str, Any]:

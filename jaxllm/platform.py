@@ -45,21 +45,6 @@ def default_dtype(platform: str) -> jnp.dtype:
     return jnp.dtype(jnp.bfloat16)
 
 
-def check_mesh(mesh: Any) -> None:
-    """``ParameterError`` unless it is ``None`` or a mesh of the one device that jaxllm runs on."""
-    if mesh is None:
-        return
-    device = jax.devices()[0]
-    if not isinstance(mesh, jax.sharding.Mesh):
-        raise ParameterError("mesh", mesh, "a jax.sharding.Mesh of one device, or None")
-    if mesh.size > 1:
-        raise ParameterError("mesh", dict(mesh.shape), "a mesh of one device, as jaxllm is not parallel yet: gather "
-                             "the parameters with jax.device_put, and leave the mesh out")
-    (own,) = mesh.devices.flat
-    if own != device:
-        raise ParameterError("mesh", own, f"a mesh of {device!r}, the default device, on which jaxllm runs")
-
-
 def cpu_has_bfloat16() -> bool:
     """Whether this CPU has bfloat16 dot products (AVX512-BF16 or AMX, as Linux reports them)."""
     try:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from jaxllm.arguments.table import REQUIRED, ArgumentTable, honoured, refused
 
-_ONE_DEVICE = "jaxllm runs on one device today; leave it out"
+_ONE_DEVICE = ("set tensor_parallel_size, pipeline_parallel_size, data_parallel_size, or mesh, to run on several "
+               "devices; leave this out")
 _TEXT_ONLY = "jaxllm runs models of text only; leave it out"
 _NO_ADAPTERS = "jaxllm has no LoRA yet; merge the adapter into the weights (peft's merge_and_unload)"
 _NO_DRAFT_MODELS = 'set speculative_config={"method": "ngram"}, which is all that jaxllm speculates by'
@@ -56,6 +57,8 @@ ENGINE_ARGUMENTS = ArgumentTable("LLM", [
         load_format=("auto", '"auto", "safetensors", "gguf", or "dummy": random weights'),
         speculative_config=(None, 'the method "ngram" alone, or "auto": on where it pays; outputs are the same'),
         disable_log_stats=(True, "`False` logs a line of figures every 10 s"),
+        tensor_parallel_size=(1, "at most as many devices as there are, and a number that heads and widths divide by"),
+        enable_expert_parallel=(False, "whole experts on each of these devices, rather than a part of each expert"),
     ),
     *refused("leave it out: LLM.embed and LLM.reward work beside LLM.generate", "generate",
              task="auto", runner="auto"),
@@ -83,8 +86,7 @@ ENGINE_ARGUMENTS = ArgumentTable("LLM", [
              ir_op_priority={}, enable_flashinfer_autotune=True, disable_cascade_attn=False,
              override_attention_dtype=None, disable_custom_all_reduce=False, performance_mode="balanced",
              gdn_prefill_backend=None),
-    *refused(_ONE_DEVICE, None, tensor_parallel_size=1,
-             enable_expert_parallel=False, prefill_context_parallel_size=1, decode_context_parallel_size=1,
+    *refused(_ONE_DEVICE, None, prefill_context_parallel_size=1, decode_context_parallel_size=1,
              dcp_comm_backend="ag_rs", dcp_kv_cache_interleave_size=1, cp_kv_cache_interleave_size=1,
              data_parallel_rank=None, data_parallel_start_rank=None, data_parallel_size_local=None,
              data_parallel_address=None, data_parallel_rpc_port=None, data_parallel_hybrid_lb=False,
@@ -149,7 +151,7 @@ ENGINE_ARGUMENTS = ArgumentTable("LLM", [
              show_hidden_metrics_for_version=None, kv_cache_metrics=False, kv_cache_metrics_sample=0.01,
              cudagraph_metrics=False, enable_layerwise_nvtx_tracing=False, enable_mfu_metrics=False,
              enable_logging_iteration_details=False, enable_mm_processor_stats=False),
-], own=("kv_cache_bytes", "first_step", "overlap"))
+], own=("kv_cache_bytes", "first_step", "overlap", "mesh"))
 
 GENERATE_ARGUMENTS = ArgumentTable("generate", [
     *honoured(

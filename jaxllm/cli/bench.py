@@ -78,13 +78,15 @@ def bench(
     together = measure_speed(llm, requests=work.concurrency, **lengths)
     console.note("measuring the machine ...")
     machine = measure_machine(model.dtype)
-    spec = cache_spec(model, engine.kv_cache_dtype)
-    costs = ModelCosts.of(model, spec)
+    # What a device does, which is what a device's speed bounds.
+    local = engine.partition(model).local
+    spec = cache_spec(local, engine.kv_cache_dtype)
+    costs = ModelCosts.of(local, spec)
     report = {
         "model": source.name, "dtype": model.dtype.name, "quantization": opened.quantization,
         "kv_cache_dtype": spec.entries["k"].dtype_name,
         "parameters": model.num_parameters,
-        "engine": dataclasses.asdict(llm.engine.config), "machine": _machine(machine, model, spec),
+        "engine": dataclasses.asdict(llm.engine.config), "machine": _machine(machine, local, spec),
         "latency": dataclasses.asdict(alone), "throughput": dataclasses.asdict(together),
         "roofline": list(_roofline(costs, machine, alone, together, llm.engine.config.max_num_batched_tokens)),
     }

@@ -124,7 +124,11 @@ def _memory(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     else:
         kinds = ", ".join(f"{kind} {format_bytes(nbytes)}" for kind, nbytes in running["kinds"].items())
         yield "weights", f"{format_bytes(running['weight_bytes'])}: {kinds}; computed with in {running['dtype']}{why}"
-    yield "KV cache per token", f"{format_bytes(running['kv_bytes_per_token'])} in {running['kv_cache_dtype']}"
+    each = ""
+    if "devices" in running:
+        each = f" on each of {running['devices']} devices"
+        yield "weights of a device", format_bytes(running["weight_bytes_per_device"])
+    yield "KV cache per token", f"{format_bytes(running['kv_bytes_per_token'])} in {running['kv_cache_dtype']}{each}"
     yield "KV cache, full context", format_bytes(running["kv_bytes_full_context"])
     if "error" in fits:
         yield "fits", f"no: {fits['error']}"

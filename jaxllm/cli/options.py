@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
 from typer.models import OptionInfo
@@ -15,6 +15,10 @@ from jaxllm import quantities
 from jaxllm.environment import DEBUG
 from jaxllm.errors import ParameterError
 from jaxllm.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from jaxllm.models.model import Model
+    from jaxllm.parallel.partition import Partition
 
 
 def parse_bytes(text: str) -> int:
@@ -80,10 +84,27 @@ class EngineOptions:
         "--kv-cache-dtype", "auto (as --dtype), that dtype, or int8.", show_default=True)] = "auto"
     gpu_memory_utilization: Annotated[float, _engine(
         "--gpu-memory-utilization", "Share of a GPU's memory to use.", show_default=True)] = 0.9
+    tensor_parallel_size: Annotated[int, _engine(
+        "--tensor-parallel-size", "Devices that share every layer.", show_default=True)] = 1
+    enable_expert_parallel: Annotated[bool, _engine(
+        "--enable-expert-parallel", "Give each of these devices whole experts.")] = False
 
     def given(self) -> dict[str, Any]:
         """As keyword arguments of ``LLM``."""
         return dataclasses.asdict(self)
+
+    def partition(self, model: Model) -> Partition:
+        """The devices that are asked for, and what each has of a model."""
+        from jaxllm.parallel.mesh import chosen_mesh, tensor_mesh
+        from jaxllm.parallel.partition import Partition
+
+        mesh = chosen_mesh(tensor_parallel_size=self.tensor_parallel_size)
+        return Partition(model, None if mesh is None else tensor_mesh(mesh), self.enable_expert_parallel)
+
+    def sizes(self) -> dict[str, Any]:
+        """Those of them that ``EngineSizes`` has."""
+        parallel = ("tensor_parallel_size", "enable_expert_parallel")
+        return {name: value for name, value in self.given().items() if name not in parallel}
 
 
 @dataclasses.dataclass(frozen=True)

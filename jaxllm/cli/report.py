@@ -12,6 +12,7 @@ from jaxllm.errors import CapacityError, JaxLLMError, UnsupportedModelError
 if TYPE_CHECKING:
     from jaxllm.kv_cache import KVSpec
     from jaxllm.models.model import Model
+    from jaxllm.parallel.partition import Partition
     from jaxllm.tokenization import Tokenizer
     from jaxllm.weights import ModelSource
 
@@ -107,7 +108,10 @@ def _describe_model(report: Report, source: ModelSource, tokenizer: Tokenizer | 
     report["running"] = {"dtype": model.dtype.name, "dtype_chosen": options.dtype == "auto",
                          "weight_bytes": model.weight_bytes, "quantization": opened.quantization,
                          "kinds": _kinds(model)}
-    _describe_engine(report, model, tokenizer, engine)
+    partition = engine.partition(model)
+    if partition.size > 1:
+        report["running"] |= {"devices": partition.size, "weight_bytes_per_device": partition.local.weight_bytes}
+    _describe_engine(report, partition, tokenizer, engine)
 
 
 def _kinds(model: Model) -> dict[str, int]:
@@ -128,7 +132,7 @@ def _architecture(config: Any) -> Report:
     return {name: getattr(config, name) for name in names} | {"window_layers": layers, "experts": experts}
 
 
-def _describe_engine(report: Report, model: Model, tokenizer: Tokenizer | None, engine: EngineOptions) -> None:
+def _describe_engine(report: Report, partition: Partition, tokenizer: Tokenizer | None, engine: EngineOptions) -> None:
     import jax
 
     from jaxllm.bench.roofline import ModelCosts
@@ -138,26 +142,28 @@ def _describe_engine(report: Report, model: Model, tokenizer: Tokenizer | None, 
     from jaxllm.program_cache.folder import cache_bytes, cache_folder, folder_of_jax
     from jaxllm.runner.programs import Programs
 
+    model = partition.whole
     device, platform = jax.devices()[0], jax.default_backend()
     free = free_host_memory() if platform == "cpu" else free_device_memory(device, engine.gpu_memory_utilization)
     report["machine"] = {
         "platform": platform, "device": device.device_kind, "devices": jax.device_count(), "free_bytes": free,
         "native_kernels": _native_kernels(),
     }
-    spec = cache_spec(model, engine.kv_cache_dtype)
-    report["machine"]["kernels"] = kernels_of(model, spec)
+    spec = cache_spec(partition.local, engine.kv_cache_dtype)
+    report["machine"]["kernels"] = kernels_of(partition.local, spec)
     report["running"] |= {
         "kv_cache_dtype": spec.entries["k"].dtype_name,
         "kv_bytes_per_token": spec.bytes_per_token,
         "kv_bytes_full_context": spec.context_bytes(model.config.max_position_embeddings),
     }
-    costs = ModelCosts.of(model, spec)
+    costs = ModelCosts.of(partition.local, spec)
     report["step"] = {
         "weight_bytes": costs.layer_bytes + costs.head_bytes, "flops_per_token": costs.layer_flops + costs.head_flops,
         "flops_per_context_token": model.config.num_layers * costs.attention_flops,
     }
     try:
-        config, spec = choose_config(model, EngineSizes(**engine.given()), tokenizer)
+        config, spec = choose_config(
+            model, EngineSizes(**engine.sizes()), tokenizer, partition=partition)
     except CapacityError as error:
         report["fits"] = {"error": str(error)}
     else:
@@ -167,7 +173,8 @@ def _describe_engine(report: Report, model: Model, tokenizer: Tokenizer | None, 
             "num_blocks": config.num_blocks, "kv_tokens": config.token_capacity,
             "kv_cache_bytes": config.num_blocks * spec.block_bytes(config.block_size),
         }
-        report["compilation"] = {"programs": Programs(model, spec, config, layers_per_program()).formula()}
+        report["compilation"] = {"programs": Programs(
+            model, spec, config, layers_per_program(), partition=partition).formula()}
     folder, limit = cache_folder(), cache_bytes()
     report.setdefault("compilation", {})["cache"] = None if folder is None else {
         "path": str(folder), **dataclasses.asdict(Entries(folder, limit).contents()), "limit": limit}

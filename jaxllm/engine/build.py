@@ -235,7 +235,7 @@ def layers_per_program() -> int:
 
 def build_engine(
     model: Model,
-    load: Callable[[], Params | PlacedParams],
+    load: Callable[[], Params | PlacedParams | list[PlacedParams]],
     sizes: EngineSizes,
     *,
     partition: Replicas = None,

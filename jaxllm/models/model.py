@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -114,9 +114,10 @@ class Model:
         """Number of parameters."""
         return sum(spec.size for spec in self.specs.values())
 
-    def init(self, seed: int = 0, scale: float = 0.02) -> Params:
+    def init(self, seed: int = 0, scale: float = 0.02, put: Callable[[str, Any], Any] | None = None) -> Params:
         """Random parameters: normal with standard deviation ``scale``, zeros for biases, norms that only normalize.
-        Those kept in parts must be so in int8."""
+        Those kept in parts must be so in int8. put: gives a parameter to the devices, by its path and its arrays; by
+        default to the default device."""
         generator = np.random.default_rng(seed)
 
         def leaf(path: str, spec: ParamSpec) -> Any:
@@ -126,9 +127,8 @@ class Model:
                 values = np.full(spec.shape, 1 - self.config.norm_offset, np.float32)
             else:
                 values = generator.normal(0.0, scale, spec.shape).astype(np.float32)
-            if not spec.parts:
-                return jax.device_put(values.astype(spec.dtype))
-            return int8_rows(values)
+            found = int8_rows(values) if spec.parts else values.astype(spec.dtype)
+            return jax.tree.map(jax.device_put, found) if put is None else put(path, found)
 
         return nest({path: leaf(path, spec) for path, spec in self.specs.items()})
 

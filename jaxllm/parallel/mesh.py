@@ -61,6 +61,23 @@ def as_device_mesh(mesh: Any, rules: Mapping[str, str] = AXIS_RULES) -> jax.shar
     return jax.sharding.Mesh(mesh.devices.transpose(order).reshape(sizes), AXES)
 
 
+def chosen_mesh(mesh: Any = None, *, data_parallel_size: int = 1, pipeline_parallel_size: int = 1,
+                tensor_parallel_size: int = 1) -> jax.sharding.Mesh | None:
+    """The mesh that ``LLM``'s arguments ask for, of ``AXES``; ``None`` for the default device.
+
+    mesh: of any axes (``as_device_mesh``), in place of sizes. Raises ``ParameterError``.
+    """
+    if mesh is None:
+        found = device_mesh(data=data_parallel_size, pipe=pipeline_parallel_size, tensor=tensor_parallel_size)
+    else:
+        for name, size in (("data_parallel_size", data_parallel_size), ("tensor_parallel_size", tensor_parallel_size),
+                           ("pipeline_parallel_size", pipeline_parallel_size)):
+            if size != 1:
+                raise ParameterError(name, size, "1 where there is a mesh, which says it")
+        found = as_device_mesh(mesh)
+    return None if found.size == 1 and found.devices.flat[0] == jax.devices()[0] else found
+
+
 def tensor_mesh(mesh: jax.sharding.Mesh, *, data: int = 0, pipe: int = 0) -> jax.sharding.Mesh:
     """The devices of one replica's one stage, as a mesh of ``tensor`` alone. mesh: of ``AXES``."""
     return jax.sharding.Mesh(mesh.devices[data, pipe], (TENSOR,))

@@ -50,14 +50,18 @@ class Pipeline:
                 for number, (layers, mesh) in enumerate(zip(self.layers, self.meshes, strict=True))]
 
 
-def replica_partitions(model: Model, mesh: jax.sharding.Mesh) -> list[Partition | Pipeline]:
-    """Where each replica is. mesh: of ``jaxllm.parallel.mesh.AXES``."""
+def replica_partitions(model: Model, mesh: jax.sharding.Mesh | None, *, by_expert: bool = False
+                       ) -> list[Partition | Pipeline]:
+    """Where each replica is. mesh: of ``jaxllm.parallel.mesh.AXES``; ``None`` for one on the default device.
+
+    by_expert: as in ``Partition``.
+    """
+    if mesh is None:
+        return [Partition(model, by_expert=by_expert)]
     data, pipe, _ = mesh.devices.shape
-    if mesh.size == 1 and mesh.devices.flat[0] == jax.devices()[0]:
-        return [Partition(model)]
     if pipe == 1:
-        return [Partition(model, tensor_mesh(mesh, data=number)) for number in range(data)]
-    return [Pipeline(model, tuple(tensor_mesh(mesh, data=number, pipe=stage) for stage in range(pipe)))
+        return [Partition(model, tensor_mesh(mesh, data=number), by_expert) for number in range(data)]
+    return [Pipeline(model, tuple(tensor_mesh(mesh, data=number, pipe=stage) for stage in range(pipe)), by_expert)
             for number in range(data)]
 
 

@@ -7,7 +7,7 @@ import logging
 import pickle
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -42,26 +42,26 @@ class ExecutableCache:
         self.num_loaded = 0
 
     def get(self, title: str, lower: Callable[[], jax.stages.Lowered], description: tuple[object, ...] | None,
-            devices: tuple[int, ...] = ()) -> Any:
+            devices: Sequence[jax.Device] = ()) -> Any:
         """The executable (``jax.stages.Compiled``) that ``lower()`` compiles to.
 
         It is found by the lowered program's text. Where the sources are trusted (``trust_sources``), it is found
         before that, with ``lower`` not called, by description: values whose text says everything that ``lower``
         depends on, beside the sources of jaxllm and the machine. ``None`` for what cannot be described. title: what a
-        user is told when compiling takes long. devices: their numbers, where it is not for the default one alone: the
-        text does not say them.
+        user is told when compiling takes long. devices: those it is for, which the text does not say, where it is not
+        the default one alone; what several processes run together is compiled by each.
 
         ``lower`` runs in a thread of its own, where no context manager of the caller, such as
         ``jax.default_matmul_precision``, changes what it traces.
         """
         entries = self._entries
-        if entries is None:
+        if entries is None or any(device.process_index != jax.process_index() for device in devices):
             return self._compiled(title, _in_plain_thread(lower))
         described = None
         if description is not None and sources_are_trusted():
             described = fingerprint.of_description("program", *description)
             name = entries.get(described)
-            found = None if name is None else self._loaded(entries, name.decode())
+            found = None if name is None else self._loaded(entries, name.decode(), devices)
             if found is not None:
                 return found
         lowered = _in_plain_thread(lower)
@@ -70,9 +70,11 @@ class ExecutableCache:
             # It holds the address of a Python function of this process.
             return self._compiled(title, lowered)
         trees = lowered.in_tree, lowered.out_tree
+        # The text has no arguments that the program does not use, but the executable is called with all of them.
+        given = [(like.shape, like.dtype.name, like.donated) for like in jax.tree.leaves(lowered.args_info)]
         name_of_text = fingerprint.digest("lowered", fingerprint.of_machine(), text, *trees,
-                                          *map(fingerprint.types_of, trees), *devices)
-        found = self._loaded(entries, name_of_text)
+                                          *map(fingerprint.types_of, trees), given, *(device.id for device in devices))
+        found = self._loaded(entries, name_of_text, devices)
         if found is None:
             with _JaxHits() as hits:
                 found = self._compiled(title, lowered)
@@ -103,12 +105,14 @@ class ExecutableCache:
         self.num_compiled += 1
         return compiled
 
-    def _loaded(self, entries: Entries, name: str) -> jax.stages.Compiled | None:
+    def _loaded(self, entries: Entries, name: str, devices: Sequence[jax.Device]) -> jax.stages.Compiled | None:
         content = entries.get(name)
         if content is None:
             return None
         try:
-            executable = serialize_executable.deserialize_and_load(*pickle.loads(content))
+            serialized, in_tree, out_tree = pickle.loads(content)
+            executable = serialize_executable.deserialize_and_load(
+                serialized, in_tree, out_tree, execution_devices=list(devices) or jax.devices()[:1])
         except Exception as error:
             # Whole, and yet of no use: whatever it is, compiling again is the remedy.
             logger.warning("a compiled program cannot be loaded and is compiled again: %s", error)

@@ -232,14 +232,15 @@ class Programs:
             return None
         local = self.partition.local
         return (*key, self.chunks, local.config, local.dtype, local.quantized, self.spec,
-                dataclasses.replace(self.config, seed=None, overlap=True, data_parallel_size=1), *self._devices)
+                dataclasses.replace(self.config, seed=None, overlap=True, data_parallel_size=1),
+                *(device.id for device in self._devices))
 
     @property
-    def _devices(self) -> tuple[int, ...]:
-        """The numbers of the devices, but for the default one alone."""
+    def _devices(self) -> list[jax.Device]:
+        """The devices, but for the default one alone."""
         mesh = self.partition.mesh
-        found = () if mesh is None else tuple(device.id for device in mesh.devices.flat)
-        return () if found == (jax.devices()[0].id,) else found
+        found = [] if mesh is None else list(mesh.devices.flat)
+        return [] if found == jax.devices()[:1] else found
 
     def _counted(self, key: Key, function: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*arguments: Any) -> Any:

@@ -27,8 +27,9 @@ class TreeSource(ModelSource):
     leaves: Mapping[str, Any]
 
     @abc.abstractmethod
-    def load(self, dtype: np.dtype) -> dict[str, Any]:
-        """The arrays, by dotted path. dtype: what they will be converted to, if they have another."""
+    def load(self, dtype: np.dtype, *, on_host: bool = False) -> dict[str, Any]:
+        """The arrays, by dotted path. dtype: what they will be converted to, if they have another. on_host: leave what
+        is read in host memory, for several devices to take their parts of."""
 
     def dtype(self, name: str) -> np.dtype:
         return np.dtype(self.leaves[name].dtype)
@@ -41,11 +42,12 @@ class LiveParams(TreeSource):
     """Parameters in memory, which are used where they are.
 
     config: a Hugging Face config, or ``decoder`` in its place. generation_config: as in ``generation_config.json``.
-    params: as ``LLM.from_params`` takes them.
+    params: as ``LLM.from_params`` takes them. spread: whether they may lie on several devices.
     """
 
     def __init__(self, config: Mapping[str, Any] | DecoderConfig, params: Any,
-                 generation_config: Mapping[str, Any] | None = None) -> None:
+                 generation_config: Mapping[str, Any] | None = None, *, spread: bool = False) -> None:
+        self.spread = spread
         self.name, self.path = "live parameters", Path("live parameters")
         self.decoder = config if isinstance(config, DecoderConfig) else None
         self.config = {"vocab_size": config.vocab_size} if isinstance(config, DecoderConfig) else config
@@ -53,7 +55,7 @@ class LiveParams(TreeSource):
         self.leaves = flatten(params)
         self.tensors = {}
 
-    def load(self, dtype: np.dtype) -> dict[str, Any]:
+    def load(self, dtype: np.dtype, *, on_host: bool = False) -> dict[str, Any]:
         return dict(self.leaves)
 
     def choose_dtype(self, dtype: Any) -> Any:

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -18,9 +18,6 @@ from jaxllm.weights.files import empty_aligned
 from jaxllm.weights.int8 import quantize_int8
 from jaxllm.weights.source import ModelSource
 from jaxllm.weights.spec import ParamSpec, Piece
-
-if TYPE_CHECKING:
-    import jax
 
 WeightMap = Mapping[str, Sequence[str | Piece]]
 """For each parameter, the checkpoint tensors that it consists of, concatenated along axis 0."""
@@ -36,7 +33,7 @@ def load_params(
     weight_map: WeightMap,
     *,
     dtype: Any = None,
-    sharding: Callable[[str, ParamSpec], jax.sharding.Sharding] | None = None,
+    put: Callable[[str, Any], Any] | None = None,
     ignore: Iterable[str] = (),
     progress: Callable[[int, int], None] | None = None,
     threads: int | None = None,
@@ -44,7 +41,8 @@ def load_params(
     """Load every parameter of ``specs``: an array, or the tree of arrays that ``ParamSpec.abstract`` describes.
 
     dtype: what floating-point parameters become; ``None`` means the dtype of each spec.
-    sharding: where each parameter goes; ``None`` means the default device, where those kept in parts go always.
+    put: gives a parameter to the devices, by its name and its arrays in host memory, one or a tree of them, which are
+        its own from then on; ``None`` puts them on the default device.
     ignore: regular expressions, searched for in the names of checkpoint tensors that no parameter needs.
     progress: called after each parameter with the bytes loaded and the bytes in all.
     threads: that read and convert; ``None`` means one per processor that this process may use, at most 8.
@@ -53,6 +51,8 @@ def load_params(
     that is missing, left over or of the wrong shape. One parameter at a time is read, straight into the buffer that
     becomes its array where the device is the CPU, so that the peak of host memory is the parameters and one of them.
     """
+    import jax
+
     if threads is not None and threads < 1:
         raise ParameterError("threads", threads, "an integer >= 1, or None")
     if set(specs) != set(weight_map):
@@ -62,14 +62,12 @@ def load_params(
     specs = {name: _with_dtype(spec, dtype) for name, spec in specs.items()}
     total, done = sum(spec.nbytes for spec in specs.values()), 0
     params = {}
+    put = _put_on_default_device if put is None else put
     with ThreadPoolExecutor(threads or min(_MAX_THREADS, _processors()), "load_params") as pool:
         for name, spec in specs.items():
-            if spec.parts:
-                params[name] = _load_parts(source, spec, plan[name], pool)
-            else:
-                buffer = empty_aligned(spec.shape, spec.dtype)
-                _fill(source, plan[name], buffer, pool)
-                params[name] = _to_device(buffer, None if sharding is None else sharding(name, spec))
+            read = _load_parts if spec.parts else _load_plain
+            # And wait, so that transfers do not pile up on the host.
+            params[name] = jax.block_until_ready(put(name, read(source, spec, plan[name], pool)))
             done += spec.nbytes
             if progress is not None:
                 progress(done, total)
@@ -156,6 +154,12 @@ def _fill(source: ModelSource, pieces: Sequence[Piece], buffer: np.ndarray, pool
     _finish(source, tasks)
 
 
+def _load_plain(source: ModelSource, spec: ParamSpec, pieces: Sequence[Piece], pool: ThreadPoolExecutor) -> Any:
+    buffer = empty_aligned(spec.shape, spec.dtype)
+    _fill(source, pieces, buffer, pool)
+    return buffer
+
+
 def _load_parts(source: ModelSource, spec: ParamSpec, pieces: Sequence[Piece], pool: ThreadPoolExecutor) -> Any:
     """A matrix whose rows are kept in one or several ways, each the rows of some pieces."""
     from jaxllm.weights.rows import QuantizedRows, joined
@@ -170,14 +174,13 @@ def _load_parts(source: ModelSource, spec: ParamSpec, pieces: Sequence[Piece], p
         if part.kind is None:
             buffer = empty_aligned((part.rows, spec.shape[1]), spec.dtype)
             _fill(source, own, buffer, pool)
-            loaded.append(_to_device(buffer, None))
+            loaded.append(buffer)
             continue
         layout = FORMATS[part.kind]
         blocks = empty_aligned((part.rows, layout.row_bytes(spec.shape[1])), np.dtype(np.uint8))
         scale = empty_aligned((part.rows,), np.dtype(np.float32)) if layout.scaled else None
         _fill_blocks(source, own, blocks, scale, pool)
-        loaded.append(QuantizedRows(
-            _to_device(blocks, None), None if scale is None else _to_device(scale, None), part.kind))
+        loaded.append(QuantizedRows(blocks, scale, part.kind))  # type: ignore[arg-type]
     return joined(loaded)
 
 
@@ -220,15 +223,11 @@ def _read_transformed(
     cast(transform(source.read(name)), out)
 
 
-def _to_device(buffer: np.ndarray, sharding: jax.sharding.Sharding | None) -> jax.Array:
-    """Hand the buffer over to JAX (the CPU uses it in place) and wait, so that transfers do not pile up on the host."""
+def _put_on_default_device(name: str, arrays: Any) -> Any:
+    """Hand the buffers over to JAX (the CPU uses them in place)."""
     import jax
 
-    if sharding is not None and not sharding.is_fully_addressable:
-        array = jax.make_array_from_callback(buffer.shape, sharding, lambda index: buffer[index])
-    else:
-        array = jax.device_put(buffer, sharding)
-    return array.block_until_ready()
+    return jax.tree.map(jax.device_put, arrays)
 
 
 def _processors() -> int:

@@ -53,10 +53,11 @@ class OrbaxSource(TreeSource):
                              math.prod(leaf.shape) * leaf.dtype.itemsize)
             for name, leaf in self.leaves.items()}
 
-    def load(self, dtype: np.dtype) -> dict[str, Any]:
+    def load(self, dtype: np.dtype, *, on_host: bool = False) -> dict[str, Any]:
         import jax
 
-        device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        device = jax.sharding.SingleDeviceSharding(
+            jax.local_devices(backend="cpu")[0] if on_host else jax.devices()[0])
 
         def wanted(leaf: Any) -> Any:
             kept = not jax.dtypes.issubdtype(leaf.dtype, np.floating)

@@ -157,7 +157,7 @@ def _of_rows(spec: ParamSpec, split: Split, path: str) -> list[Split]:
         ranges = tuple(tuple((max(low, start) - start, min(high, end) - start) for low, high in pieces
                              if low < end and high > start) for pieces in split.ranges)
         if len({sum(high - low for low, high in pieces) for pieces in ranges}) > 1:
-            raise _cannot(path, f"{spec.kinds} in runs of rows that do not divide equally")
+            raise _cannot(path, f"{spec.kinds} in runs of rows that do not divide equally", split)
         splits.append(Split(0, ranges))
         start += part.rows
     return splits
@@ -172,12 +172,12 @@ def _stored(kind: str | None, split: Split, path: str) -> Any:
     if split.axis == 0:
         return QuantizedRows(split, scale, kind)  # type: ignore[arg-type]
     if any(bound % layout.block for piece in split._pieces for bound in piece):
-        raise _cannot(path, f"{kind}, whose blocks of {layout.block} columns would be cut")
+        raise _cannot(path, f"{kind}, whose blocks of {layout.block} columns would be cut", split)
     in_bytes = tuple(tuple((layout.row_bytes(low), layout.row_bytes(high)) for low, high in pieces)
                      for pieces in split.ranges)
     return QuantizedRows(Split(1, in_bytes), scale, kind)  # type: ignore[arg-type]
 
 
-def _cannot(path: str, what: str) -> ParameterError:
-    return ParameterError("quantization", "of this checkpoint", f"rows that divide among the devices: {path} is kept "
-                          f"as {what}; take fewer devices, or quantization='int8' or 'none'")
+def _cannot(path: str, what: str, split: Split) -> ParameterError:
+    return ParameterError("tensor_parallel_size", len(split.ranges), f"a number that its rows divide by: {path} is "
+                          f"kept as {what}; take fewer devices, or quantization='int8' or 'none'")

@@ -111,11 +111,13 @@ def _leaves(node: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
 
 
 def match(specs: Mapping[str, ParamSpec], weight_map: Mapping[str, Sequence[str | Piece]], ignore: Iterable[str],
-          leaves: Mapping[str, Any], *, abstract: bool = False) -> tuple[dict[str, Given], list[str]]:
+          leaves: Mapping[str, Any], *, abstract: bool = False, spread: bool = False
+          ) -> tuple[dict[str, Given], list[str]]:
     """What was given for each parameter, and everything that does not fit, in words.
 
     weight_map, ignore: the family's names, and patterns of names that no parameter needs. leaves: by dotted path
-    (``flatten``), arrays or, with ``abstract``, their shapes and dtypes.
+    (``flatten``), arrays or, with ``abstract``, their shapes and dtypes. spread: whether arrays may lie on several
+    devices.
     """
     plan, ignore = _plan(specs, weight_map, ignore, leaves)
     missing: dict[str, str] = {}
@@ -129,7 +131,7 @@ def match(specs: Mapping[str, ParamSpec], weight_map: Mapping[str, Sequence[str 
     patterns = [re.compile(pattern) for pattern in ignore]
     extra = [name for name in sorted(leaves.keys() - known) if not any(each.search(name) for each in patterns)]
     kinds = (jax.ShapeDtypeStruct,) if abstract else (jax.Array, np.ndarray, np.generic)
-    reasons = {name: _unusable(leaves[name], kinds) for name in sorted(known & leaves.keys())}
+    reasons = {name: _unusable(leaves[name], kinds, spread) for name in sorted(known & leaves.keys())}
     wrong = {name: reason for name, reason in reasons.items() if reason is not None}
     problems = [*(f"missing: {name}, {what}" for name, what in sorted(missing.items())),
                 *(f"unexpected: {name}{_shape_of(leaves[name])}" for name in extra),
@@ -226,8 +228,8 @@ def _misfit(path: str, given: Given, spec: ParamSpec, num_layers: int) -> str | 
     return None
 
 
-def _unusable(leaf: Any, kinds: tuple[Any, ...]) -> str | None:
-    """Why a leaf cannot be a parameter, whatever its shape, or ``None``. kinds: of arrays."""
+def _unusable(leaf: Any, kinds: tuple[Any, ...], spread: bool) -> str | None:
+    """Why a leaf cannot be a parameter, whatever its shape, or ``None``. kinds: of arrays. spread: as of ``match``."""
     if is_stored(leaf):
         return None
     if isinstance(leaf, jax.core.Tracer):
@@ -238,9 +240,9 @@ def _unusable(leaf: Any, kinds: tuple[Any, ...]) -> str | None:
         return f"of shape {list(leaf.shape)} holds {leaf.dtype}, not floating-point numbers"
     if isinstance(leaf, jax.Array) and leaf.is_deleted():
         return "was deleted or donated: give the array that took its place"
-    if isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1:
-        return (f"lies on {len(leaf.sharding.device_set)} devices, and jaxllm runs on one today: gather it with "
-                "jax.device_put")
+    if isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1 and not spread:
+        return (f"lies on {len(leaf.sharding.device_set)} devices, and this engine runs on one: make it with mesh=, or "
+                "gather the array with jax.device_put")
     return None
 
 

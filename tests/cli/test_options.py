@@ -80,8 +80,8 @@ def test_values_that_no_model_can_honour_are_wrong_usage():
 
 
 def test_engine_options_are_the_engines_names():
-    assert set(EngineOptions().given()) <= {field.name for field in dataclasses.fields(EngineSizes)}
-    assert EngineSizes(**EngineOptions(block_size=16).given()) == EngineSizes(block_size=16)
+    assert set(EngineOptions().sizes()) <= {field.name for field in dataclasses.fields(EngineSizes)}
+    assert EngineSizes(**EngineOptions(block_size=16).sizes()) == EngineSizes(block_size=16)
 
 
 def test_a_group_becomes_one_parameter_per_field():

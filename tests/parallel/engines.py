@@ -7,7 +7,7 @@ import functools
 from support import by_policy, check_idle, pool_bytes_of, tiny_model
 
 from jaxllm.engine.build import EngineSizes, build_engine
-from jaxllm.parallel.mesh import device_mesh
+from jaxllm.parallel.mesh import chosen_mesh
 from jaxllm.parallel.pipeline import replica_partitions
 
 LAYERS = 5
@@ -26,7 +26,8 @@ def model_and_params():
 def engine_over(data=1, pipe=1, tensor=1, **sizes):
     """An engine with the same few blocks, whatever the devices."""
     model, params = model_and_params()
-    partitions = replica_partitions(model, device_mesh(data=data, pipe=pipe, tensor=tensor))
+    partitions = replica_partitions(model, chosen_mesh(
+        data_parallel_size=data, pipeline_parallel_size=pipe, tensor_parallel_size=tensor))
     layers = LAYERS if pipe == 1 else max(map(len, partitions[0].layers))
     pool = POOL * layers // LAYERS // tensor
     return build_engine(model, lambda: params, EngineSizes(**{"kv_cache_bytes": pool, **SIZES, **sizes}),

@@ -17,7 +17,7 @@ from jaxllm.beam_search import BeamSearchParams
 from jaxllm.engine.build import EngineSizes, choose_config, programs_of
 from jaxllm.errors import ParameterError
 from jaxllm.models.model import build_model
-from jaxllm.parallel.mesh import device_mesh
+from jaxllm.parallel.mesh import chosen_mesh
 from jaxllm.parallel.pipeline import balanced_layers, replica_partitions
 from jaxllm.runner.keys import Key
 from jaxllm.sampling import Variant
@@ -109,7 +109,7 @@ def test_the_work_of_each_device_is_its_share_of_one_devices(monkeypatch):
 
     def work(pipe):
         """Of each device, floating-point operations per generated token, in steps of eight."""
-        (replica,) = replica_partitions(model, device_mesh(pipe=pipe))
+        (replica,) = replica_partitions(model, chosen_mesh(pipeline_parallel_size=pipe))
         sizes = EngineSizes(**{**SIZES, "max_num_seqs": 8 * pipe, "kv_cache_bytes": 1 << 20})
         config, spec = choose_config(model, sizes, partition=replica)
         found = []

@@ -88,6 +88,17 @@ def test_another_program_is_not_taken_for_it(entries):
     assert cache.num_compiled == 2
 
 
+def test_one_with_another_argument_that_it_does_not_use_is_not_taken_for_it(entries):
+    def lower(size):
+        unused = jax.ShapeDtypeStruct((size,), jnp.float32)
+        return jax.jit(lambda tree: tree["x"] + 1).lower({"x": jax.ShapeDtypeStruct((), jnp.float32), "y": unused})
+
+    assert lower(3).as_text() == lower(4).as_text()
+    cache = ExecutableCache(entries)
+    for size in (3, 4):
+        assert cache.get("it", lambda size=size: lower(size), None)({"x": jnp.ones(()), "y": jnp.ones(size)}) == 2
+
+
 def test_a_loaded_executable_still_reuses_what_is_donated(entries):
     lower, _ = lowering()
     ExecutableCache(entries).get("it", lower, None)

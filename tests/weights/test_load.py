@@ -169,17 +169,17 @@ def test_progress_counts_bytes_up_to_the_whole(tmp_path: Path):
     assert [done for done, _ in calls] == sorted(done for done, _ in calls)
 
 
-def test_sharding_is_asked_for_each_parameter_and_used(tmp_path: Path):
+def test_each_parameter_is_given_to_the_devices_as_asked_for(tmp_path: Path):
     tensors = llama_tensors()
     source = SafetensorsSource(write_hf_folder(tmp_path, tensors))
     device = jax.devices()[-1]
     asked: dict[str, tuple[int, ...]] = {}
 
-    def sharding(name: str, given: ParamSpec) -> SingleDeviceSharding:
-        asked[name] = given.shape
-        return SingleDeviceSharding(device)
+    def put(name: str, array: np.ndarray) -> jax.Array:
+        asked[name] = array.shape
+        return jax.device_put(array, device)
 
-    params = load_params(source, plain_specs(tensors), plain_map(tensors), sharding=sharding)
+    params = load_params(source, plain_specs(tensors), plain_map(tensors), put=put)
     assert asked == {name: values.shape for name, values in tensors.items()}
     assert all(array.sharding == SingleDeviceSharding(device) for array in params.values())
 
@@ -189,7 +189,8 @@ def test_named_shardings_split_the_parameter_over_the_mesh(tmp_path: Path):
     source = SafetensorsSource(write_hf_folder(tmp_path, tensors))
     mesh = jax.make_mesh((len(jax.devices()),), ("tensor",))
     sharding = NamedSharding(mesh, PartitionSpec("tensor", None))
-    params = load_params(source, plain_specs(tensors), plain_map(tensors), sharding=lambda name, given: sharding)
+    params = load_params(source, plain_specs(tensors), plain_map(tensors),
+                         put=lambda name, array: jax.device_put(array, sharding))
     assert params["w"].sharding == sharding
     np.testing.assert_array_equal(params["w"], tensors["w"])
 
@@ -207,7 +208,8 @@ def test_on_the_cpu_the_array_is_the_buffer_that_was_read_into(tmp_path: Path, m
     empty_aligned = load.empty_aligned
     monkeypatch.setattr(load, "empty_aligned", recorded)
     cpu = SingleDeviceSharding(jax.devices("cpu")[0])
-    params = load_params(source, plain_specs(tensors), plain_map(tensors), sharding=lambda name, given: cpu)
+    params = load_params(source, plain_specs(tensors), plain_map(tensors),
+                         put=lambda name, array: jax.device_put(array, cpu))
     assert [array.unsafe_buffer_pointer() for array in params.values()] == buffers
     assert all(address % 64 == 0 for address in buffers)
 
@@ -224,7 +226,7 @@ specs = {name: ParamSpec(info.shape, np.float32, ("out", "in")) for name, info i
 rules = {"rows": PartitionSpec("tensor", None), "columns": PartitionSpec(None, "tensor"),
          "both": PartitionSpec("data", "tensor"), "copies": PartitionSpec()}
 params = load_params(source, specs, {name: [name] for name in specs},
-                     sharding=lambda name, spec: NamedSharding(mesh, rules[name]))
+                     put=lambda name, array: jax.device_put(array, NamedSharding(mesh, rules[name])))
 for name, array in params.items():
     assert array.sharding == NamedSharding(mesh, rules[name]), name
     assert len(array.addressable_shards) == 4

@@ -79,6 +79,7 @@ void quantize_tokens(ffi::ThreadPool& pool, Matmul& m, uint8_t* codes) {
     quantize_rows(x, inputs, i * kRowsPerBlock, std::min((i + 1) * kRowsPerBlock, tokens), codes, scale);
   });
   m.x = reinterpret_cast<const uint16_t*>(codes), m.inputs /= 2, m.x_scale = scale;
+  m.x_is_higher = instruction_set() == InstructionSet::kAvx512f || instruction_set() == InstructionSet::kAvx512Bf16;
 }
 
 // What a handler is called with, but for w.

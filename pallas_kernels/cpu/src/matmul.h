@@ -25,6 +25,7 @@ struct Matmul {
   GGUFKind kind;         // of w
   const float* scale;    // of I8: the factors of w's rows, [outputs], gated [2 * outputs]
   const float* x_scale;  // and of x's, [tokens]
+  bool x_is_higher;      // of I8: whether bytes of x are packed 128 higher, unsigned
   void* y;             // [tokens, outputs]
   bool y_is_float32, gated;
   Activation activation;  // gated
@@ -43,6 +44,8 @@ PALLAS_KERNELS_EACH(void quantize_rows(const uint16_t* x, int64_t inputs, int64_
 
 // Whether rows of w are computed with as they lie in memory.
 constexpr bool is_plain(const Matmul& m) { return m.kind == GGUFKind::kBF16 || m.kind == GGUFKind::kI8; }
+
+constexpr int kFourHigher = static_cast<int>(0x80808080);  // four bytes of 128
 
 // Products read x in another order: for each block of 16 rows and each step of 32 inputs a tile whose row k holds the
 // pair of inputs 2k, 2k + 1 of every row; zeros beyond the ends. A row is a token; of I8, one of its two.

@@ -66,6 +66,15 @@ inline void dot_one(const Rows& rows, const char* tokens, int64_t, int64_t steps
   dot<Numbers, kPanels, 1>(rows, tokens, 0, steps, add, sums, ahead);
 }
 
+template <typename Numbers, int kPanels>
+inline void dot_streamed(const Rows& rows, const char* tokens, int64_t, int64_t steps, float* sums, Ahead& ahead) {
+  dot<Numbers, kPanels, 1>(rows, tokens, 0, steps, false, sums, ahead);
+}
+
+// Tiles are read where they lie, of few tokens of more rows at a time; from so many blocks on, rows are copied first.
+constexpr int kPanelsOfOneBlock = 4;
+constexpr int64_t kBlocksWorthCopying = 8;
+
 constexpr int64_t kSliceSteps = 9;  // two panels of it stay in the first-level cache, whatever passes beside them
 
 // How often the products of some panels ask for what lies ahead in each step.

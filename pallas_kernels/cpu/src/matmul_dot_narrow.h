@@ -93,20 +93,15 @@ inline void dot_few(const Rows& rows, const char* tokens, int64_t count, int64_t
   }
 }
 
-template <typename Numbers, int kPanels>
-inline void dot_streamed(const Rows& rows, const char* tokens, int64_t count, int64_t steps, float* sums, Ahead& ahead) {
-  dot_few<Numbers, kPanels>(rows, tokens, count, steps, false, sums, ahead);
-}
-
 constexpr int kOutputsAtOnce = 4;
 
 // The sums of some rows of w with the first lanes of a block: kUsed parts of them.
 template <typename Numbers, int kUsed>
-inline void dot_lanes(const char* w, const char* x, int64_t steps, bool add, float* sums) {
+inline void dot_lanes(const Rows& rows, const char* w, const char* x, int64_t steps, bool add, float* sums) {
   using Sum = typename Numbers::Sum;
   Sum sum[kOutputsAtOnce][kUsed] = {};
   for (int o = 0; add && o < kOutputsAtOnce; ++o) std::memcpy(sum[o], sums + o * 16, sizeof sum[o]);
-  for (int64_t s = 0; s < steps; ++s, w += kStepBytes, x += kStepBytes)
+  for (int64_t s = 0; s < steps; ++s, w += rows.step_bytes, x += kStepBytes)
     for (int k = 0; k < 16; ++k) {
       typename Numbers::Number pairs[kUsed];
       for (int p = 0; p < kUsed; ++p) {
@@ -115,14 +110,14 @@ inline void dot_lanes(const char* w, const char* x, int64_t steps, bool add, flo
         pairs[p] = Numbers::expand(stored);
       }
       for (int o = 0; o < kOutputsAtOnce; ++o) {
-        const auto number = spread<Numbers>(w + o * 64 + k * 4);
+        const auto number = spread<Numbers>(w + o * rows.row_bytes + k * 4);
         for (int p = 0; p < kUsed; ++p) sum[o][p] = Numbers::add(sum[o][p], pairs[p], number);
       }
     }
   for (int o = 0; o < kOutputsAtOnce; ++o) std::memcpy(sums + o * 16, sum[o], sizeof sum[o]);
 }
 
-// The products of some panels, copied step by step, with some blocks of tokens, block_bytes apart, over some steps: sums,
+// The products of some panels with some blocks of tokens, block_bytes apart, over some steps: sums,
 // as tiles one after the other, are added to or begun. Of a block `count` rows count.
 template <typename Numbers, int kPanels, int kBlocks>
 inline void dot(const Rows& rows, const char* tokens, int64_t block_bytes, int64_t steps, bool add, float* sums, Ahead& ahead,
@@ -131,12 +126,12 @@ inline void dot(const Rows& rows, const char* tokens, int64_t block_bytes, int64
     for (int b = 0; b < kBlocks; ++b) {
       const char* x = tokens + b * block_bytes;
       for (int o = 0; o < 16; o += kOutputsAtOnce) {
-        const char* w = rows.tile(p, 0) + o * 64;
+        const char* w = rows.tile(p, 0) + o * rows.row_bytes;
         float* at = sums + (p * kBlocks + b) * 256 + o * 16;
         if (count <= kPartLanes)
-          dot_lanes<Numbers, 1>(w, x, steps, add, at);
+          dot_lanes<Numbers, 1>(rows, w, x, steps, add, at);
         else
-          dot_lanes<Numbers, kParts>(w, x, steps, add, at);
+          dot_lanes<Numbers, kParts>(rows, w, x, steps, add, at);
       }
     }
     for (int64_t s = 0; s < steps; ++s) ahead.step();
@@ -150,6 +145,15 @@ inline void dot_one(const Rows& rows, const char* tokens, int64_t count, int64_t
   const bool all = std::is_same_v<Numbers, Int8>;  // a token's rows are not beside each other
   dot<Numbers, kPanels, 1>(rows, tokens, 0, steps, add, sums, ahead, all ? 16 : count);
 }
+
+template <typename Numbers, int kPanels>
+inline void dot_streamed(const Rows& rows, const char* tokens, int64_t count, int64_t steps, float* sums, Ahead& ahead) {
+  dot_one<Numbers, kPanels>(rows, tokens, count, steps, false, sums, ahead);
+}
+
+// Rows are read where they lie, whatever the number of blocks.
+constexpr int kPanelsOfOneBlock = 2;
+constexpr int64_t kBlocksWorthCopying = kBlocksPerCall + 1;
 
 constexpr int64_t kSliceSteps = 9;  // two panels of it stay in the first-level cache
 

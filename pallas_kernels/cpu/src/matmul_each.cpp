@@ -3,35 +3,6 @@
 #include "matmul_products.h"
 
 namespace pallas_kernels {
-namespace {
-
-// A few tokens: w streams past once, taken from where it lies. Returns the first output that is left.
-template <typename Numbers, int kPanels>
-int64_t stream(const Matmul& m, const char* packed, Outputs outputs, int64_t block) {
-  const int64_t steps = m.inputs / kInputsPerStep, count = outputs_of(m, kPanels);
-  alignas(64) float sums[kPanels * 256];
-  int64_t o = outputs.first;
-  for (; o + count <= outputs.last; o += count) {
-    const Rows rows{reinterpret_cast<const char*>(m.w) + o * m.row_bytes, m.row_bytes, 64,
-                    m.gated ? m.outputs * m.row_bytes : kPanel * m.row_bytes, 0};
-    Ahead ahead = ahead_to(m, outputs.after(o, count), 0, kPanels * kPanel, steps, kPanel);
-    dot_streamed<Numbers, kPanels>(rows, packed + block * steps * kStepBytes, m.not_zeros, steps, sums, ahead);
-    store<kPanels, 1>(m, sums, o, block);
-  }
-  return o;
-}
-
-template <typename Numbers>
-void multiply_plain(const Matmul& m, const char* packed, Outputs outputs, Span blocks) {
-  if (m.not_zeros <= Numbers::kFewTokens && m.tokens <= tokens_per_block(m) && m.inputs % kInputsPerStep == 0) {
-    outputs.first = stream<Numbers, 2>(m, packed, outputs, blocks.first);
-    if (!m.gated) outputs.first = stream<Numbers, 1>(m, packed, outputs, blocks.first);
-  }
-  reuse_all(Copied<Numbers>(m), m, packed, outputs, blocks);
-}
-
-}  // namespace
-
 void INSTRUCTION_SET::quantize_rows(const uint16_t* x, int64_t inputs, int64_t first, int64_t last, uint8_t* codes,
                                     float* scale) {
   const auto wide = [=](int64_t at, unsigned mask) {
@@ -64,6 +35,7 @@ void INSTRUCTION_SET::quantize_rows(const uint16_t* x, int64_t inputs, int64_t f
 void INSTRUCTION_SET::pack_rows(const Matmul& m, void* packed, int64_t block) {
   const int64_t first = block * kRowsPerBlock, count = m.kind == GGUFKind::kI8 ? kRowsPerBlock : tokens_in(m, block);
   const int64_t steps = num_steps(m.inputs);
+  const __m512i higher = _mm512_set1_epi32(m.x_is_higher ? kFourHigher : 0);
   char* to = static_cast<char*>(packed) + block * steps * kStepBytes;
   for (int64_t s = 0; s < steps; ++s, to += kStepBytes) {
     const int64_t input = s * kInputsPerStep, left = m.inputs - input;
@@ -72,22 +44,14 @@ void INSTRUCTION_SET::pack_rows(const Matmul& m, void* packed, int64_t block) {
     for (int64_t i = 0; i < 16; ++i)
       row[i] = _mm512_maskz_loadu_epi16(i < count ? mask : 0, m.x + (i < count ? (first + i) * m.inputs + input : 0));
     transpose(row);
-    for (int i = 0; i < 16; ++i) _mm512_store_si512(to + i * 64, row[i]);
+    for (int i = 0; i < 16; ++i) _mm512_store_si512(to + i * 64, _mm512_xor_si512(row[i], higher));
   }
 }
 
 void INSTRUCTION_SET::multiply(const Matmul& m, const void* packed, int64_t first_output, int64_t last_output,
                                int64_t first_block, int64_t last_block, int64_t next_output) {
   const FlushDenormals flush;
-  const Outputs outputs{first_output, last_output, next_output};
-  const Span blocks{first_block, last_block};
-  const char* x = static_cast<const char*>(packed);
-  if (m.kind == GGUFKind::kI8)
-    multiply_plain<Int8>(m, x, outputs, blocks);
-  else if (is_plain(m))
-    multiply_plain<BFloat16>(m, x, outputs, blocks);
-  else
-    reuse_all(Decoded(m), m, x, outputs, blocks);
+  multiply_any(m, packed, {first_output, last_output, next_output}, {first_block, last_block});
 }
 
 }  // namespace pallas_kernels

@@ -74,5 +74,58 @@ struct Decoded {
   const Block block;
 };
 
+// Rows of bfloat16 or int8 as they lie in memory, as many panels at a time. Returns the first output that is left.
+template <typename Numbers, int kPanels>
+int64_t stream(const Matmul& m, const char* packed, Outputs outputs, Span blocks) {
+  constexpr int kBlocks = kPanels <= 2 ? 2 : 1;
+  const int64_t steps = m.inputs / kInputsPerStep, block_bytes = steps * kStepBytes, count = outputs_of(m, kPanels);
+  const int64_t panel_bytes = (m.gated ? m.outputs : kPanel) * m.row_bytes, pair_bytes = outputs_of(m, 2) * m.row_bytes;
+  const int64_t times = (blocks.last - blocks.first + kBlocks - 1) / kBlocks * times_ahead(kPanels);
+  alignas(64) float sums[kPanels * kBlocks * 256];
+  int64_t o = outputs.first;
+  for (; o + count <= outputs.last; o += count) {
+    const char* first = reinterpret_cast<const char*>(m.w) + o * m.row_bytes;
+    const Rows rows{first, m.row_bytes, 64, panel_bytes, pair_bytes};
+    Ahead ahead = ahead_to(m, outputs.after(o, count), 0, kPanels * kPanel, steps, (kPanels * kPanel + times - 1) / times);
+    for (int64_t b = blocks.first; b < blocks.last;) {
+      const char* tokens = packed + b * block_bytes;
+      if (b + kBlocks <= blocks.last) {
+        dot<Numbers, kPanels, kBlocks>(rows, tokens, block_bytes, steps, false, sums, ahead);
+        store<kPanels, kBlocks>(m, sums, o, b);
+        b += kBlocks;
+      } else {
+        const int64_t left = m.not_zeros - b * tokens_per_block(m);
+        dot_streamed<Numbers, kPanels>(rows, tokens, std::min(tokens_in(m, b), left), steps, sums, ahead);
+        store<kPanels, 1>(m, sums, o, b);
+        b += 1;
+      }
+    }
+  }
+  return o;
+}
+
+// Rows of bfloat16 or int8; copied where they are fewer than a panel, or end within a step.
+template <typename Numbers>
+void multiply_plain(const Matmul& m, const char* packed, Outputs outputs, Span blocks) {
+  if (blocks.last - blocks.first < kBlocksWorthCopying && m.inputs % kInputsPerStep == 0) {
+    if (kPanelsOfOneBlock > 2 && blocks.last - blocks.first == 1)
+      outputs.first = stream<Numbers, kPanelsOfOneBlock>(m, packed, outputs, blocks);
+    outputs.first = stream<Numbers, 2>(m, packed, outputs, blocks);
+    if (!m.gated) outputs.first = stream<Numbers, 1>(m, packed, outputs, blocks);
+  }
+  reuse_all(Copied<Numbers>(m), m, packed, outputs, blocks);
+}
+
+// Whatever the format of w.
+inline void multiply_any(const Matmul& m, const void* packed, Outputs outputs, Span blocks) {
+  const char* x = static_cast<const char*>(packed);
+  if (m.kind == GGUFKind::kI8)
+    multiply_plain<Int8>(m, x, outputs, blocks);
+  else if (is_plain(m))
+    multiply_plain<BFloat16>(m, x, outputs, blocks);
+  else
+    reuse_all(Decoded(m), m, x, outputs, blocks);
+}
+
 }  // namespace
 }  // namespace pallas_kernels
