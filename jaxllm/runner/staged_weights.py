@@ -26,7 +26,7 @@ class StagedWeights:
         if isinstance(params, Sequence):
             return params
         leaves = flatten(params)
-        found, problems = match_params(self._pipeline.whole, leaves)
+        found, problems = match_params(self._pipeline.whole, leaves, spread=True)
         if problems:
             raise misfit_error(len(leaves), problems)
         return [PlacedParams(stage, nest(place(stage, found))) for stage in self._pipeline.stages]
