@@ -113,7 +113,8 @@ def watch(engine: Engine, stopwatch: Stopwatch) -> None:
     runner, programs = engine._runner, engine._runner.programs  # type: ignore[attr-defined]
     engine.scheduler.schedule = stopwatch.timed("schedule", engine.scheduler.schedule)  # type: ignore[method-assign]
     programs._run = stopwatch.timed("programs", programs._run)
-    engine._outcomes.take = stopwatch.timed("outcomes", engine._outcomes.take)  # type: ignore[method-assign]
+    outcomes = engine.replicas[0].outcomes
+    outcomes.take = stopwatch.timed("outcomes", outcomes.take)  # type: ignore[method-assign]
     runner.dispatch = stopwatch.timed("arrays", runner.dispatch)  # type: ignore[method-assign]
 
 

@@ -36,7 +36,9 @@ class EngineConfig:
     name none. seed: what the seeds of requests that bring none derive from, with the order of their arrival; ``None``
     draws each from the operating system. overlap: plan and dispatch a step while the one before runs. speculation:
     guess tokens ahead where that pays; ``None`` is off. logits_processors: names and JAX functions, compiled into the
-    sampler (``LogitsProcessor``).
+    sampler (``LogitsProcessor``). data_parallel_size: replicas of the model, each of which has all these sizes to
+    itself. pipeline_parallel_size: stages that the layers are cut into, and steps that are on their way through them at
+    once, which share ``max_num_batched_tokens``.
     """
 
     max_num_seqs: int
@@ -56,6 +58,8 @@ class EngineConfig:
     speculation: SpeculativeConfig | None = None
     unused_token_ids: tuple[int, ...] = ()
     logits_processors: tuple[tuple[str, Any], ...] = ()
+    data_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
 
     def __post_init__(self) -> None:
         check_integer("max_num_seqs", self.max_num_seqs, 1, MAX_NUM_SEQS)
@@ -64,6 +68,8 @@ class EngineConfig:
         check_integer("block_size", self.block_size, 1, MAX_BLOCK_SIZE)
         check_integer("num_swap_blocks", self.num_swap_blocks, 0)
         check_integer("max_logprobs", self.max_logprobs, -1)
+        check_integer("data_parallel_size", self.data_parallel_size, 1)
+        check_integer("pipeline_parallel_size", self.pipeline_parallel_size, 1)
         if self.logprobs_mode not in LOGPROBS_MODES:
             raise ParameterError("logprobs_mode", self.logprobs_mode, "one of " + ", ".join(map(repr, LOGPROBS_MODES)))
         if self.seed is not None:
@@ -81,13 +87,18 @@ class EngineConfig:
         return tuple(name for name, _ in self.logits_processors)
 
     @property
+    def step_budget(self) -> int:
+        """The most tokens of one step."""
+        return -(-self.max_num_batched_tokens // self.pipeline_parallel_size)
+
+    @property
     def blocks_per_sequence(self) -> int:
         """Columns of the block table: blocks that a sequence of full length takes."""
         return -(-self.max_model_len // self.block_size)
 
     @property
     def token_capacity(self) -> int:
-        """Tokens whose keys and values fit in the pool, in sequences that no window is shorter than."""
+        """Tokens whose keys and values fit in a replica's pool, in sequences that no window is shorter than."""
         return (self.num_blocks - 1) // len(self.windows) * self.block_size
 
 

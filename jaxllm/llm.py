@@ -38,8 +38,8 @@ from jaxllm.loading import (
 from jaxllm.memory import give_back_memory
 from jaxllm.origin import Origin
 from jaxllm.outputs import RequestOutput
-from jaxllm.parallel.mesh import chosen_mesh, tensor_mesh
-from jaxllm.parallel.partition import Partition
+from jaxllm.parallel.mesh import chosen_mesh
+from jaxllm.parallel.pipeline import replica_partitions
 from jaxllm.pooling import EmbeddingRequestOutput, RewardRequestOutput, embed, reward
 from jaxllm.progress import Bar
 from jaxllm.quantities import parse_gibibytes
@@ -75,6 +75,12 @@ class LLM:
         computes with their blocks, for the same outputs from less memory; "int8" makes 8-bit matrices of any checkpoint
         while it is loaded, each row with a factor of its own, and computes with activations of 16 bits. ``None`` is
         "int8" for checkpoints that are stored so (``jaxllm.quantize`` writes them), "none" for others.
+    data_parallel_size: replicas of the model in this engine, each on a device of its own, with a cache and a scheduler
+        of its own: all sizes that follow are those of each replica. A request goes to the replica that has the longest
+        beginning of its prompt cached, unless others have less to do, and has the same outputs on any.
+    pipeline_parallel_size: stages that the layers of each replica are cut into, of about equal bytes, each on a device
+        of its own, which holds its layers' weights and cache alone. As many steps are on their way at once, which share
+        ``max_num_batched_tokens`` and have different requests: it takes as many as there are stages to keep all busy.
     seed: what the seeds of requests without one derive from, together with their order of arrival: the same calls then
         give the same outputs in every run. ``None`` draws them from the operating system.
     max_model_len: the most tokens of a prompt and its output, also as "8k" (8,000) or "8K" (8,192); ``None``, "auto"
@@ -127,6 +133,8 @@ class LLM:
         load_format: str = "auto",
         dtype: Any = "auto",
         quantization: str | None = None,
+        data_parallel_size: int = 1,
+        pipeline_parallel_size: int = 1,
         seed: int | None = None,
         max_model_len: int | str | None = None,
         max_num_seqs: int | None = None,
@@ -158,7 +166,8 @@ class LLM:
         check_bool("skip_tokenizer_init", skip_tokenizer_init)
         check_bool("disable_log_stats", disable_log_stats)
         check_bool("enable_expert_parallel", enable_expert_parallel)
-        devices = chosen_mesh(mesh, tensor_parallel_size=tensor_parallel_size)
+        devices = chosen_mesh(mesh, data_parallel_size=data_parallel_size, tensor_parallel_size=tensor_parallel_size,
+                              pipeline_parallel_size=pipeline_parallel_size)
         if skip_tokenizer_init:
             refuse_given("None with skip_tokenizer_init", tokenizer=tokenizer, tokenizer_revision=tokenizer_revision)
         expected = FirstStep.given(first_step)
@@ -190,13 +199,13 @@ class LLM:
             reading = None if skip_tokenizer_init else pool.submit(read_tokenizer, source, chosen, tokenizer_revision)
             opened = open_model(source, dtype, quantization=quantization, has_weights=has_weights)
             self.tokenizer: Tokenizer | None = None if reading is None else reading.result()
-        partition = Partition(opened.model, None if devices is None else tensor_mesh(devices), enable_expert_parallel)
+        replicas = replica_partitions(opened.model, devices, by_expert=enable_expert_parallel)
         self._chats = ChatPrompts(self.tokenizer, chat_template)
         self.engine: Engine = build_engine(
             opened.model,
-            lambda: (load_placed if has_weights else random_weights)(source, opened, partition),
+            lambda: (load_placed if has_weights else random_weights)(source, opened, replicas[0]),
             sizes,
-            partition=partition,
+            partition=replicas,
             tokenizer=self.tokenizer,
             eos_token_ids=end_token_ids(source, self.tokenizer, generation_config),
             compile_first=expected.keys,
@@ -233,7 +242,9 @@ class LLM:
         """
         refuse_given("an argument of LLM(...) alone, which reads a checkpoint", **{
             name: arguments.pop(name, None) for name in ("model", "revision", "load_format", "skip_tokenizer_init")})
-        spread = chosen_mesh(mesh, tensor_parallel_size=arguments.get("tensor_parallel_size", 1)) is not None
+        sizes = {name: arguments[name] for name in (
+            "data_parallel_size", "pipeline_parallel_size", "tensor_parallel_size") if name in arguments}
+        spread = chosen_mesh(mesh, **sizes) is not None
         return cls(live_source(config, params, spread=spread), tokenizer=tokenizer,
                    skip_tokenizer_init=tokenizer is None, mesh=mesh, **arguments)
 

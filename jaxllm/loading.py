@@ -22,6 +22,7 @@ from jaxllm.models.matching import match_params
 from jaxllm.models.model import Model, Params, build_model, describe, nest
 from jaxllm.models.registry import FAMILIES, Family, family_named, family_of
 from jaxllm.parallel.partition import Partition, PlacedParams
+from jaxllm.parallel.pipeline import Pipeline
 from jaxllm.platform import resolve_dtype
 from jaxllm.program_cache.kept import kept
 from jaxllm.sampling_params import SamplingParams
@@ -44,6 +45,8 @@ from jaxllm.weights.trees import listed, live_specs, misfit_error
 logger = logging.getLogger("jaxllm")
 
 
+Placed = PlacedParams | list[PlacedParams]
+"""Parameters where they belong: of a model in one place, or of each stage of a pipeline."""
 LOAD_FORMATS: dict[str, type[SafetensorsSource] | type[GGUFSource] | None] = {
     "auto": None, "safetensors": SafetensorsSource, "gguf": GGUFSource, "dummy": None,
 }
@@ -248,20 +251,41 @@ def load_weights(source: ModelSource, opened: OpenedModel) -> Params:
     return _streamed(source, opened, None)
 
 
-def load_placed(source: ModelSource, opened: OpenedModel, partition: Partition) -> Params | PlacedParams:
+def load_placed(source: ModelSource, opened: OpenedModel, partition: Partition | Pipeline) -> Params | Placed:
     """As ``load_weights``, for any devices: each is given its part of a tensor, and none has more."""
-    if partition.mesh is None:
+    if isinstance(partition, Partition) and partition.mesh is None:
         return load_weights(source, opened)
     if isinstance(source, TreeSource):
         return source.load(opened.model.dtype, on_host=True)
-    return PlacedParams(partition, _streamed(source, opened, partition.put))
+    return _placed(partition, lambda put: _streamed(source, opened, put))
 
 
-def random_weights(source: ModelSource, opened: OpenedModel, partition: Partition) -> Params | PlacedParams:
+def random_weights(source: ModelSource, opened: OpenedModel, partition: Partition | Pipeline) -> Params | Placed:
     """Random parameters where they belong."""
-    if partition.mesh is None:
+    if isinstance(partition, Partition) and partition.mesh is None:
         return opened.model.init()
-    return PlacedParams(partition, opened.model.init(put=partition.put))
+    return _placed(partition, lambda put: opened.model.init(put=put))
+
+
+def _placed(partition: Partition | Pipeline, make: Callable[[Callable[[str, Any], Any]], Params]) -> Placed:
+    """What ``make`` makes with a function that places a parameter, as it is found on each stage."""
+    if isinstance(partition, Partition):
+        return PlacedParams(partition, make(partition.put))
+    stages = partition.stages
+
+    def put(path: str, leaf: Any) -> list[Any]:
+        return [stage.put(path, leaf) if path in stage.whole.specs else None for stage in stages]
+
+    params = make(put)
+    return [PlacedParams(stage, _on_stage(params, number) or {}) for number, stage in enumerate(stages)]
+
+
+def _on_stage(params: Any, number: int) -> Any:
+    """Of a tree of what each stage has, that of one; ``None`` where it has nothing."""
+    if not isinstance(params, dict):
+        return params[number]
+    parts = {name: _on_stage(part, number) for name, part in params.items()}
+    return {name: part for name, part in parts.items() if part is not None} or None
 
 
 def _streamed(source: ModelSource, opened: OpenedModel, put: Callable[[str, Any], Any] | None) -> Params:

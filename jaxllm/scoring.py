@@ -109,10 +109,11 @@ def score(llm: LLM, contexts: Sequence[Text], continuations: Sequence[Text], *, 
     contexts, continuations = list(contexts), list(continuations)
     scores = [_INTERRUPTED] * len(contexts)
     num_done, interrupt = 0, InterruptFlag()
+    config = llm.engine.config
     groups = _encoded_by_context(llm.tokenizer, contexts, continuations, scores)
     with interrupt.guard(), contextlib.closing(
             open_bar(use_tqdm, total=len(contexts), desc="Scoring", unit="pair")) as bar:
-        for pairs in _waves(groups, llm.engine.config.token_capacity // 2):
+        for pairs in _waves(groups, config.data_parallel_size * config.token_capacity // 2):
             prompts = [{"prompt_token_ids": list(pair.token_ids)} for _, pair in pairs]
             outputs = llm.generate(prompts, [_params(pair.start) for _, pair in pairs], use_tqdm=False)
             for (number, pair), output in zip(pairs, outputs, strict=True):

@@ -60,10 +60,10 @@ def test_no_name_is_listed_twice():
 
 
 @pytest.mark.parametrize(("name", "value"), [
-    ("pipeline_parallel_size", 2), ("data_parallel_size", 2), ("nnodes", 2),
+    ("nnodes", 2),
     ("quantization_config", {"bits": 4}), ("speculative_model", "[ngram]"),
     ("enable_lora", True), ("trust_remote_code", True), ("enforce_eager", True), ("enable_chunked_prefill", False),
-    ("distributed_executor_backend", "ray"), ("data_parallel_size", True), ("hf_overrides", {"rope_theta": 1.0}),
+    ("distributed_executor_backend", "ray"), ("data_parallel_rank", 1), ("hf_overrides", {"rope_theta": 1.0}),
     ("cpu_offload_gb", 4), ("worker_cls", object), ("disable_sliding_window", True)])
 def test_the_engine_refuses_before_it_looks_for_the_model(name, value):
     with pytest.raises(ParameterError) as caught:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from jaxllm.arguments.table import REQUIRED, ArgumentTable, honoured, refused
 
-_ONE_DEVICE = "set tensor_parallel_size, or mesh, to run on several devices; leave this out"
+_ONE_DEVICE = ("set tensor_parallel_size, pipeline_parallel_size, data_parallel_size, or mesh, to run on several "
+               "devices; leave this out")
 _TEXT_ONLY = "jaxllm runs models of text only; leave it out"
 _NO_ADAPTERS = "jaxllm has no LoRA yet; merge the adapter into the weights (peft's merge_and_unload)"
 _NO_DRAFT_MODELS = 'set speculative_config={"method": "ngram"}, which is all that jaxllm speculates by'
@@ -57,6 +58,8 @@ ENGINE_ARGUMENTS = ArgumentTable("LLM", [
         speculative_config=(None, 'the method "ngram" alone, or "auto": on where it pays; outputs are the same'),
         disable_log_stats=(True, "`False` logs a line of figures every 10 s"),
         tensor_parallel_size=(1, "at most as many devices as there are, and a number that heads and widths divide by"),
+        pipeline_parallel_size=(1, "at most as many as there are layers"),
+        data_parallel_size=(1, "replicas in this process and this engine, each with the sizes that are given"),
         enable_expert_parallel=(False, "whole experts on each of these devices, rather than a part of each expert"),
     ),
     *refused("leave it out: LLM.embed and LLM.reward work beside LLM.generate", "generate",
@@ -85,8 +88,7 @@ ENGINE_ARGUMENTS = ArgumentTable("LLM", [
              ir_op_priority={}, enable_flashinfer_autotune=True, disable_cascade_attn=False,
              override_attention_dtype=None, disable_custom_all_reduce=False, performance_mode="balanced",
              gdn_prefill_backend=None),
-    *refused(_ONE_DEVICE, None, pipeline_parallel_size=1, data_parallel_size=1,
-             prefill_context_parallel_size=1, decode_context_parallel_size=1,
+    *refused(_ONE_DEVICE, None, prefill_context_parallel_size=1, decode_context_parallel_size=1,
              dcp_comm_backend="ag_rs", dcp_kv_cache_interleave_size=1, cp_kv_cache_interleave_size=1,
              data_parallel_rank=None, data_parallel_start_rank=None, data_parallel_size_local=None,
              data_parallel_address=None, data_parallel_rpc_port=None, data_parallel_hybrid_lb=False,

@@ -43,7 +43,7 @@ def run_batch(llm: LLM, requests: str | os.PathLike[str], results: str | os.Path
 
     results: a path; or a binary stream, which cannot be taken up again.
     sampling_params: those that lines are laid over; ``None`` takes the model's own defaults.
-    max_in_flight: requests in the engine at once, by default 4 times ``max_num_seqs``.
+    max_in_flight: requests in the engine at once, by default 4 times ``max_num_seqs`` for each replica.
     resume: go on with a results file that holds results; ``False`` refuses one.
     retry_failed: do requests whose result is an error again; the later result counts.
     model_name: the only name that lines in OpenAI's form may give as ``model``; ``None`` allows any.
@@ -64,8 +64,9 @@ def run_batch(llm: LLM, requests: str | os.PathLike[str], results: str | os.Path
 def run_job(llm: LLM, job: BatchJob, *, max_in_flight: int | None = None, model_name: str | None = None,
             use_tqdm: Bar = True) -> BatchSummary:
     """Do what is to do of a job. See ``run_batch``."""
-    return _Run(llm, job, model_name).run(max_in_flight or IN_FLIGHT_PER_SEQ * llm.engine.config.max_num_seqs,
-                                          use_tqdm)
+    config = llm.engine.config
+    enough = IN_FLIGHT_PER_SEQ * config.max_num_seqs * config.data_parallel_size
+    return _Run(llm, job, model_name).run(max_in_flight or enough, use_tqdm)
 
 
 class _Run:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -21,6 +22,11 @@ class BlockStats:
     slots_filled: int
     prefix_queries: int
     prefix_hits: int
+
+    @classmethod
+    def total(cls, pools: Iterable[BlockStats]) -> BlockStats:
+        """Those of several pools, added up."""
+        return cls(*map(sum, zip(*map(dataclasses.astuple, pools), strict=True)))
 
     @property
     def kv_waste(self) -> float:

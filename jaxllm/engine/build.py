@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent import futures
 from typing import Any
 
@@ -30,10 +30,12 @@ from jaxllm.kv_cache.spec import KVSpec
 from jaxllm.memory import give_back_memory
 from jaxllm.models.model import Model, Params
 from jaxllm.parallel.partition import Partition, PlacedParams
+from jaxllm.parallel.pipeline import Pipeline, stage_spec, stages_of
 from jaxllm.platform import free_device_memory, free_host_memory, resolve_dtype
 from jaxllm.program_cache.executables import open_cache
 from jaxllm.quantities import parse_bytes, parse_count
 from jaxllm.runner.keys import Key
+from jaxllm.runner.pipeline import PipelineRunner, StagedWeights
 from jaxllm.runner.programs import Programs
 from jaxllm.runner.runner import Runner
 from jaxllm.sampling import LogitsProcessor, check_processors
@@ -46,6 +48,10 @@ CPU_LAYERS_PER_PROGRAM = 10
 FEW_WEIGHT_BYTES = 512 << 20
 """Less than that is read in a second, and what compiling takes meanwhile, 0.1 GiB, is much beside it."""
 ACCELERATOR_DEFAULTS = {"max_num_seqs": 256, "max_num_batched_tokens": 8192, "block_size": 64}
+
+
+Replicas = Partition | Pipeline | Sequence[Partition | Pipeline] | None
+"""Where one replica of a model is, or each of several; ``None``: one, on the default device."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,17 +93,18 @@ class EngineSizes:
 
 
 def choose_config(model: Model, sizes: EngineSizes, tokenizer: Tokenizer | None = None, *,
-                  weights_in_place: bool = False, partition: Partition | None = None) -> tuple[EngineConfig, KVSpec]:
+                  weights_in_place: bool = False, partition: Replicas = None) -> tuple[EngineConfig, KVSpec]:
     """Fix every size of an engine for this machine; raises before anything is allocated.
 
     tokenizer: knows which ids may be sampled; without one, all that the model has.
-    weights_in_place: the weights are in memory already, and not part of what is free.
-    partition: the devices, and what each has of the model; by default all of it is on the default device. The cache,
-        as the spec that is returned, is that of each.
+    weights_in_place: those of one replica are in memory already, and not part of what is free.
+    partition: the devices, and what each has of the model, or of each replica of it; by default all of it is on the
+        default device. The sizes are those of each replica, the pool's those of each stage of it; the spec that is
+        returned is of all layers, on each device.
     """
-    partition = Partition(model) if partition is None else partition
-    weight_bytes = partition.local.weight_bytes
-    to_come = 0 if weights_in_place else weight_bytes
+    replicas = _replicas(model, partition)
+    stages = stages_of(replicas[0])
+    sizes_of_stages = [stage.local.weight_bytes for stage in stages]
     vocab_size = model.config.vocab_size
     platform = jax.default_backend()
     on_host = platform == "cpu"
@@ -110,31 +117,44 @@ def choose_config(model: Model, sizes: EngineSizes, tokenizer: Tokenizer | None 
     chosen = {name: int(value) for name, value in chosen.items()}
     check_real("gpu_memory_utilization", sizes.gpu_memory_utilization, 0.0, 1.0, open_low=True)
     length = _model_length(sizes.max_model_len)
-    spec = cache_spec(partition.local, sizes.kv_cache_dtype, length)
-    # Devices on the host share its memory.
-    sharing = partition.size if on_host else 1
-    free = free_host_memory() // sharing if on_host else min(
-        free_device_memory(device, sizes.gpu_memory_utilization) for device in partition.local_devices)
+    spec = cache_spec(stages[0].local, sizes.kv_cache_dtype, length)
+    block_size = chosen["block_size"]
+    specs = [stage_spec(spec, stage) for stage in stages]
+    largest = max(specs, key=lambda each: each.block_bytes(block_size))
+    block_bytes = [each.block_bytes(block_size) for each in specs]
+    # As much as leaves each stage room for equally many blocks: in bytes of the stage whose blocks are largest.
+    if on_host:  # its devices share its memory
+        sharing, num_to_come = len(replicas) * stages[0].size, len(replicas) - weights_in_place
+        free_host = free_host_memory() - num_to_come * stages[0].size * sum(sizes_of_stages)
+        free = free_host * max(block_bytes) // (sharing * sum(block_bytes))
+    else:
+        free = min(
+            (free_device_memory(device, sizes.gpu_memory_utilization) - weights * (number > 0 or not weights_in_place))
+            * max(block_bytes) // each
+            for number, replica in enumerate(replicas)
+            for stage, weights, each in zip(stages_of(replica), sizes_of_stages, block_bytes, strict=True)
+            for device in stage.local_devices)
     max_model_len, num_blocks = plan_memory(
         model=model.config,
-        spec=spec,
-        block_size=chosen["block_size"],
+        spec=largest,
+        block_size=block_size,
         max_num_seqs=chosen["max_num_seqs"],
         max_model_len=length,
         kv_cache_bytes=sizes.cache_bytes,
-        free_bytes=free - to_come,
-        weight_bytes=weight_bytes,
+        free_bytes=free,
+        weight_bytes=max(sizes_of_stages),
         on_host=on_host,
     )
-    block_bytes = spec.block_bytes(chosen["block_size"])
-    taken = sharing * (to_come + num_blocks * block_bytes) if on_host else 0
+    free_to_swap = free_host - sharing * num_blocks * sum(block_bytes) if on_host else free_host_memory()
     config = EngineConfig(
         **chosen,
         max_model_len=max_model_len,
         num_blocks=num_blocks,
         windows=spec.windows,
         num_swap_blocks=plan_swap(
-            sizes.swap_bytes, partition.global_kv(spec).block_bytes(chosen["block_size"]), free_host_memory() - taken),
+            sizes.swap_bytes // len(replicas),
+            sum(stage.global_kv(each).block_bytes(block_size) for stage, each in zip(stages, specs, strict=True)),
+            free_to_swap // len(replicas)),
         vocab_size=vocab_size if tokenizer is None else min(tokenizer.vocab_size, vocab_size),
         unused_token_ids=() if tokenizer is None else tuple(
             sorted(token for token in tokenizer.unused_token_ids if token < vocab_size)),
@@ -147,8 +167,30 @@ def choose_config(model: Model, sizes: EngineSizes, tokenizer: Tokenizer | None 
         speculation=read_speculative_config(sizes.speculative_config, on_host=on_host),
         logits_processors=check_processors({} if sizes.logits_processors is None else sizes.logits_processors,
                                            vocab_size, max_model_len),
+        data_parallel_size=len(replicas),
+        pipeline_parallel_size=len(stages),
     )
     return config, spec
+
+
+def _replicas(model: Model, partition: Replicas) -> list[Partition | Pipeline]:
+    if partition is None:
+        return [Partition(model)]
+    return [partition] if isinstance(partition, Partition | Pipeline) else list(partition)
+
+
+def programs_of(replica: Partition | Pipeline, spec: KVSpec, config: EngineConfig) -> list[Programs]:
+    """The programs of each stage of a replica. spec: of the cache of all layers, on each device."""
+    stages, cache = stages_of(replica), open_cache()
+    return [Programs(stage.whole, stage_spec(spec, stage), config, layers_per_program(), cache, stage,
+                     first=number == 0, last=number == len(stages) - 1) for number, stage in enumerate(stages)]
+
+
+def _runner_of(replica: Partition | Pipeline, programs: list[Programs], params: Any) -> Runner:
+    """params: in any layout, or as ``Weights.placed_on`` gives them."""
+    if isinstance(replica, Partition):
+        return Runner(programs[0], params)
+    return PipelineRunner(programs, StagedWeights(replica, params))
 
 
 def _model_length(length: int | str | None) -> int | None:
@@ -193,10 +235,10 @@ def layers_per_program() -> int:
 
 def build_engine(
     model: Model,
-    load: Callable[[], Params | PlacedParams],
+    load: Callable[[], Params | PlacedParams | list[PlacedParams]],
     sizes: EngineSizes,
     *,
-    partition: Partition | None = None,
+    partition: Replicas = None,
     tokenizer: Tokenizer | None = None,
     eos_token_ids: Iterable[int] = (),
     compile_first: Callable[[Programs], Iterable[Key]] = lambda programs: (),
@@ -206,24 +248,30 @@ def build_engine(
 ) -> Engine:
     """An engine ready to run.
 
-    partition: the devices, and what each has of the model; by default all of it is on the default device.
+    partition: the devices, and what each has of the model, or a list of these, one for each replica; by default all of
+        it is on the default device. Replicas, and the stages of pipelines, have programs of their own.
     load: gives the parameters; called while the programs of ``compile_first`` compile or load in other threads. Few
         weights wait for those that compile, so that they and the compiler's memory are not there at once.
     weights_in_place: that they are in memory already. generates: whether the model is a language model.
     """
     give_back_memory()
-    config, spec = choose_config(model, sizes, tokenizer, weights_in_place=weights_in_place, partition=partition)
-    programs = Programs(model, spec, config, layers_per_program(), open_cache(), partition)
+    replicas = _replicas(model, partition)
+    config, spec = choose_config(model, sizes, tokenizer, weights_in_place=weights_in_place, partition=replicas)
+    programs = [programs_of(replica, spec, config) for replica in replicas]
     with futures.ThreadPoolExecutor(2, "compile") as pool:
-        keys = list(compile_first(programs))
+        wanted = [(stage, key) for replica in programs for stage in replica for key in compile_first(stage)
+                  if key in stage.all_keys()]
         few = jax.default_backend() == "cpu" and model.weight_bytes < FEW_WEIGHT_BYTES
-        waits = few and any(map(programs.must_compile, keys))
-        compiling = [pool.submit(programs.compile, key) for key in keys]
+        waits = few and any(stage.must_compile(key) for stage, key in wanted)
+        compiling = [pool.submit(stage.compile, key) for stage, key in wanted]
         if waits:
             futures.wait(compiling)
             give_back_memory()
-        params = load()
-        runner = Runner(programs, params)
+        runners = [_runner_of(replicas[0], programs[0], load())]
+        weights: Any = runners[0].weights
+        runners += [_runner_of(replica, each, weights.placed_on(replica))
+                    for replica, each in zip(replicas[1:], programs[1:], strict=True)]
         for future in compiling:
             future.result()
-    return Engine(runner, config, tokenizer, eos_token_ids, stats_log, generates=generates)
+    return Engine(runners, config, tokenizer, eos_token_ids, stats_log, generates=generates,
+                  in_order=jax.process_count() > 1)

@@ -7,21 +7,23 @@ import collections
 import itertools
 import os
 import threading
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from jaxllm.beam_search import BeamSearchParams
 from jaxllm.checks import check_integer
 from jaxllm.config import EngineConfig
 from jaxllm.engine.admission import Admission
+from jaxllm.engine.arrivals import Arrivals
 from jaxllm.engine.beam_admission import prepare_search
 from jaxllm.engine.beam_collector import BeamCollector
-from jaxllm.engine.block_manager import BlockManager
 from jaxllm.engine.collector import Collector
-from jaxllm.engine.limits import SchedulerConfig
-from jaxllm.engine.loop import StepLoop, StepRunner, notify
-from jaxllm.engine.outcomes import Outcomes
+from jaxllm.engine.loop import StepRunner, notify
 from jaxllm.engine.prompts import Prompt
+from jaxllm.engine.replica import Replica
+from jaxllm.engine.request import Request
+from jaxllm.engine.router import Router
 from jaxllm.engine.scheduler import Scheduler
 from jaxllm.engine.seeds import derived_seed
 from jaxllm.engine.stats import EngineStats
@@ -30,8 +32,6 @@ from jaxllm.errors import EngineError, ParameterError
 from jaxllm.interrupt import HeldInterrupts
 from jaxllm.outputs import RequestOutput
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.speculative.cost import StepCost
-from jaxllm.speculative.speculator import Speculator
 from jaxllm.tokenization import Tokenizer
 
 Inbox = collections.deque[Collector]
@@ -43,41 +43,48 @@ class Engine:
 
     Safe to call from several threads; one step runs at a time. Not in a process forked from the one that made it.
     ``KeyboardInterrupt`` is raised where it leaves the engine whole: never between two updates that belong together.
+
+    runner: or one for each replica of the model, which share the requests (``Router``). They have the same weights, and
+        a request runs on one of them from its beginning to its end, with the results that it has on any. The steps of
+        replicas are independent of each other: all run at once, and ``step`` completes one of one replica. When the
+        state of a replica is lost, so are its requests; if it cannot be made anew, the others get all that come.
+    config: the sizes of each replica.
+    in_order: take the steps of replicas in turns, in place of as they come: for several processes that have to decide
+        alike.
     """
 
-    def __init__(self, runner: StepRunner, config: EngineConfig, tokenizer: Tokenizer | None = None,
-                 eos_token_ids: Iterable[int] = (), stats_log: StatsLog | None = None, *,
-                 generates: bool = True) -> None:
+    def __init__(self, runner: StepRunner | Sequence[StepRunner], config: EngineConfig,
+                 tokenizer: Tokenizer | None = None, eos_token_ids: Iterable[int] = (),
+                 stats_log: StatsLog | None = None, *, generates: bool = True, in_order: bool = False) -> None:
         self.config = config
         self._generates = generates
         self.tokenizer = tokenizer
         self.eos_token_ids = frozenset(eos_token_ids)
-        self._runner = runner
         self._process = os.getpid()
-        blocks = BlockManager(config.num_blocks, config.block_size, config.windows,
-                              enable_prefix_caching=config.enable_prefix_caching,
-                              num_swap_blocks=config.num_swap_blocks)
-        self.scheduler = Scheduler(
-            SchedulerConfig(
-                max_num_seqs=config.max_num_seqs,
-                max_num_batched_tokens=config.max_num_batched_tokens,
-                max_model_len=config.max_model_len,
-                policy=config.scheduling_policy,
-            ),
-            blocks,
-            None if config.speculation is None else Speculator(config.speculation, StepCost.of_engine(config)),
-        )
+        self._lock = threading.RLock()
+        # Held, inside _lock, while a step's results are recorded: outputs can be made while the next step runs.
+        self._bookkeeping = threading.RLock()
+        runners = runner if isinstance(runner, Sequence) else [runner]
+        self.replicas = [Replica(each, config, self._bookkeeping, self._ended) for each in runners]
+        self._router = Router(len(runners), config.block_size, config.num_blocks,
+                              enable_prefix_caching=config.enable_prefix_caching)
+        self._replica_of: dict[str, Replica] = {}
+        self._arrivals = Arrivals([replica.loop for replica in self.replicas], in_order=in_order)
         self._admission = Admission(config, tokenizer, self.eos_token_ids)
-        self._outcomes = Outcomes(self.scheduler)
         self._numbers = itertools.count()
         self._num_added = 0
         self._asleep = False
         self._has_weights = True
         self._stats_log = stats_log
-        self._lock = threading.RLock()
-        # Held, inside _lock, while a step's results are recorded: outputs can be made while the next step runs.
-        self._bookkeeping = threading.RLock()
-        self._loop = StepLoop(runner, self.scheduler, self._outcomes, self._bookkeeping, overlap=config.overlap)
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """The first replica's."""
+        return self.replicas[0].scheduler
+
+    @property
+    def _runner(self) -> StepRunner:
+        return self.replicas[0].runner
 
     def add_request(self, prompt: Prompt, params: SamplingParams | BeamSearchParams | None = None, *,
                     request_id: str | None = None, inbox: Inbox | None = None) -> str:
@@ -108,13 +115,33 @@ class Engine:
                 collector: Collector = BeamCollector(request, params, self.tokenizer, self._bookkeeping, inbox)
             else:
                 collector = Collector(request, self.tokenizer, self._bookkeeping, inbox)
-            self._outcomes.add(collector)
+            replica = self._assign(request)
+            try:
+                replica.outcomes.add(collector)
+            except BaseException:
+                self._ended(request)
+                raise
             self._num_added += 1
         return request.request_id
 
+    def _assign(self, request: Request) -> Replica:
+        """The replica that a request goes to."""
+        if request.request_id in self._replica_of:
+            raise ParameterError("request_id", request.request_id, "an id that no unfinished request has")
+        number = self._router.route(request)
+        if number is None:
+            raise EngineError(f"the device cannot be used any more: {self.replicas[0].loop.lost}")
+        replica = self._replica_of[request.request_id] = self.replicas[number]
+        replica.due = True
+        return replica
+
+    def _ended(self, request: Request) -> None:
+        self._replica_of.pop(request.request_id)
+        self._router.release(request.request_id)
+
     def has_unfinished(self) -> bool:
         """Whether any request is unfinished."""
-        return self.scheduler.has_unfinished
+        return bool(self._replica_of)
 
     def step(self) -> list[RequestOutput]:
         """Run one step; the outputs of the requests that got a token or ended in it."""
@@ -158,18 +185,42 @@ class Engine:
         with self._lock, HeldInterrupts() as interrupts:
             if self._stats_log is not None and self.has_unfinished():
                 self._stats_log.begin_step()
-            progressed = self._loop.turn(interrupts)
+            progressed = self._turn(interrupts)
             if self._stats_log is not None and progressed:
                 self._stats_log.end_step(self.stats, idle=not self.has_unfinished())
             return progressed
 
+    def _turn(self, interrupts: HeldInterrupts) -> list[Collector]:
+        """Complete a step of the one replica, or of one of them, while all have steps to run."""
+        if len(self.replicas) == 1:
+            return self._complete(0, interrupts, None)
+        for number, replica in enumerate(self.replicas):
+            if replica.due:
+                replica.loop.begin(interrupts)
+                replica.due = False
+                if replica.loop.is_stuck:
+                    return self._complete(number, interrupts, None)
+        arrived = self._arrivals.next(interrupts)
+        return [] if arrived is None else self._complete(arrived[0], interrupts, arrived[1])
+
+    def _complete(self, number: int, interrupts: HeldInterrupts, fetch: Callable[[], Any] | None) -> list[Collector]:
+        loop = self.replicas[number].loop
+        try:
+            return loop.turn(interrupts) if fetch is None else loop.complete(interrupts, fetch)
+        finally:
+            self.replicas[number].due = True
+            if loop.lost is not None:
+                self._router.lose(number)
+
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request; its output so far, or ``None`` if no such request is unfinished."""
         with self._lock, self._bookkeeping, HeldInterrupts():
-            collector = self._outcomes.abort(request_id)
-            if collector is None:
+            replica = self._replica_of.get(request_id)
+            collector = None if replica is None else replica.outcomes.abort(request_id)
+            if replica is None or collector is None:
                 return None
-            self._loop.discard_unwanted()
+            replica.due = True
+            replica.loop.discard_unwanted()
             notify([collector])
             return collector.output()
 
@@ -188,9 +239,12 @@ class Engine:
         """
         with self._lock, HeldInterrupts():
             self._require_idle("update_params")
-            self._runner.weights.replace(params)
+            first, *others = (replica.runner.weights for replica in self._usable)
+            first.replace(params)
+            for weights in others:
+                weights.take_over(first)
             self._has_weights = True
-            self.scheduler.blocks.bump_weight_version()
+            self._forget_weights()
 
     def sleep(self, level: int = 1) -> None:
         """Give back the memory of the KV cache, and on accelerators of the weights.
@@ -201,16 +255,32 @@ class Engine:
         check_integer("level", level, 1, 2)
         with self._lock, HeldInterrupts():
             self._require_idle("sleep")
-            self.scheduler.blocks.bump_weight_version()
-            self._runner.sleep(level)
+            self._forget_weights()
+            for replica in self._usable:
+                # What the others have, the first one keeps for them.
+                replica.runner.sleep(level if replica is self._usable[0] else 2)
             self._asleep, self._has_weights = True, self._has_weights and level == 1
 
     def wake_up(self) -> None:
         """End ``sleep``, with an empty cache."""
         with self._lock, HeldInterrupts():
             if self._asleep:
-                self._runner.wake_up()
+                first, *others = (replica.runner for replica in self._usable)
+                first.wake_up()
+                for runner in others:
+                    runner.wake_up()
+                    if self._has_weights:
+                        runner.weights.take_over(first.weights)
                 self._asleep = False
+
+    @property
+    def _usable(self) -> list[Replica]:
+        return [replica for replica in self.replicas if replica.loop.lost is None]
+
+    def _forget_weights(self) -> None:
+        for replica in self.replicas:
+            replica.blocks.bump_weight_version()
+        self._router.forget_prefixes()
 
     @property
     def is_sleeping(self) -> bool:
@@ -234,23 +304,33 @@ class Engine:
 
     def compile_all(self) -> None:
         """Compile every program that any batch can need."""
-        self._runner.compile_all()
+        with ThreadPoolExecutor(len(self.replicas), "compile") as pool:
+            list(pool.map(lambda replica: replica.runner.compile_all(), self.replicas))
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes."""
         with self._lock, HeldInterrupts():
-            self.scheduler.blocks.reset_prefix_cache()
+            for replica in self.replicas:
+                replica.blocks.reset_prefix_cache()
+            self._router.forget_prefixes()
 
     def stats(self) -> EngineStats:
         """A snapshot of the engine's load and totals."""
         with self._lock:
-            return EngineStats.of(self.scheduler, self._outcomes.totals)
+            return EngineStats.of([replica.scheduler for replica in self.replicas],
+                                  [replica.outcomes.totals for replica in self.replicas])
+
+    def replica_stats(self) -> list[EngineStats]:
+        """The same of each replica by itself."""
+        with self._lock:
+            return [EngineStats.of([replica.scheduler], [replica.outcomes.totals]) for replica in self.replicas]
 
     def check_integrity(self) -> None:
-        """Raise ``IntegrityError`` unless the invariants of scheduler and blocks hold."""
-        self.scheduler.check_integrity()
+        """Raise ``IntegrityError`` unless the invariants of schedulers and blocks hold."""
+        for replica in self.replicas:
+            replica.scheduler.check_integrity()
 
     def _new_id(self) -> str:
         """An id that no unfinished request has, those that callers chose included."""
         ids = (f"request-{number}" for number in self._numbers)
-        return next(request_id for request_id in ids if request_id not in self._outcomes)
+        return next(request_id for request_id in ids if request_id not in self._replica_of)

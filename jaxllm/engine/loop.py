@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -13,7 +13,6 @@ from jaxllm.engine.outcomes import Outcomes
 from jaxllm.engine.plan import StepPlan
 from jaxllm.engine.scheduler import Scheduler
 from jaxllm.interrupt import HeldInterrupts
-from jaxllm.runner.weights import Weights
 
 
 class DispatchedStep(Protocol):
@@ -23,6 +22,20 @@ class DispatchedStep(Protocol):
         """Wait for it; a ``runner.StepResult`` with numpy arrays."""
 
 
+class ModelWeights(Protocol):
+    """A model's parameters, wherever they are: ``runner.Weights``, or over stages ``runner.StagedWeights``."""
+
+    @property
+    def params(self) -> Any:
+        """All of them."""
+
+    def replace(self, params: Any) -> None:
+        """Take others."""
+
+    def take_over(self, other: Any) -> None:
+        """Have those of another replica."""
+
+
 class StepRunner(Protocol):
     """What the engine needs of a runner."""
 
@@ -30,7 +43,7 @@ class StepRunner(Protocol):
         """Start a step, which the device runs after those dispatched before."""
 
     @property
-    def weights(self) -> Weights:
+    def weights(self) -> ModelWeights:
         """The model's parameters."""
 
     def sleep(self, level: int) -> None:
@@ -67,16 +80,31 @@ class StepLoop:
     With ``overlap`` the step after it is planned and dispatched first, so that the device has work while the host deals
     with results. Requests get the same from both. Its caller holds the engine's lock; ``bookkeeping`` is held while
     results are recorded.
+
+    in_flight: steps on the device while one more is waited for, of each of which no other waits for the outcome.
+    lost: why the device cannot be used any more, if so: its state could not be made anew.
     """
 
     def __init__(self, runner: StepRunner, scheduler: Scheduler, outcomes: Outcomes,
-                 bookkeeping: AbstractContextManager[Any], *, overlap: bool) -> None:
+                 bookkeeping: AbstractContextManager[Any], *, overlap: bool, in_flight: int = 1) -> None:
         self._runner = runner
         self._scheduler = scheduler
         self._outcomes = outcomes
         self._bookkeeping = bookkeeping
-        self._overlap = overlap
+        self._depth = in_flight + overlap
         self._steps: collections.deque[_Step] = collections.deque()
+        self._broken: tuple[StepPlan, BaseException] | None = None
+        self.lost: Exception | None = None
+
+    @property
+    def oldest(self) -> DispatchedStep | None:
+        """The step to complete next."""
+        return self._steps[0].dispatched if self._steps else None
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether a step could not be dispatched and none runs: ``complete`` then has nothing to wait for."""
+        return self._broken is not None and not self._steps
 
     def turn(self, interrupts: HeldInterrupts) -> list[Collector]:
         """Complete a step; the collectors of the requests that got a token or ended. None if there is nothing to do.
@@ -84,48 +112,44 @@ class StepLoop:
         An exception in the middle ends the requests of its step with an error; the other ones go on if the device state
         is whole. Those that are no ``Exception`` are raised again, with the next turn to complete what was begun.
         """
-        progressed = (self._overlapped if self._overlap else self._synchronous)(interrupts)
-        self.discard_unwanted()
-        return progressed
+        self.begin(interrupts)
+        return self.complete(interrupts)
 
-    def _synchronous(self, interrupts: HeldInterrupts) -> list[Collector]:
-        broken = self._begin(interrupts)
-        return self._complete(interrupts) if broken is None else self._failed(*broken)
+    def begin(self, interrupts: HeldInterrupts) -> None:
+        """Plan and dispatch steps, as many as may run at once."""
+        while len(self._steps) < self._depth and self._broken is None:
+            plan = self._scheduler.schedule()
+            if plan is None:
+                return
+            try:
+                self._outcomes.scheduled(plan)
+                with interrupts.released():
+                    dispatched = self._runner.dispatch(plan)
+            except BaseException as error:
+                self._broken = plan, error
+            else:
+                self._steps.append(_Step(plan, dispatched))
 
-    def _overlapped(self, interrupts: HeldInterrupts) -> list[Collector]:
-        broken = None if self._steps else self._begin(interrupts)
-        if self._steps:
-            broken = self._begin(interrupts)  # while the step before it runs
+    def complete(self, interrupts: HeldInterrupts, fetch: Callable[[], Any] | None = None) -> list[Collector]:
+        """The end of a turn. fetch: gives the oldest step's result, which by default is waited for."""
         ended: list[Collector] = []
         try:
-            progressed = self._complete(interrupts)
+            progressed = self._complete(interrupts, fetch)
         finally:
-            if broken is not None:  # its requests have what the step before gave them
-                ended = self._failed(*broken)
+            if self._broken is not None and not self._steps:  # its requests have what the steps before gave them
+                (plan, error), self._broken = self._broken, None
+                ended = self._failed(plan, error)
+        self.discard_unwanted()
         return list(dict.fromkeys([*progressed, *ended])) if ended else progressed
 
-    def _begin(self, interrupts: HeldInterrupts) -> tuple[StepPlan, BaseException] | None:
-        """Plan and dispatch a step, if there is one; the plan and why, if it could not be dispatched."""
-        plan = self._scheduler.schedule()
-        if plan is None:
-            return None
-        try:
-            self._outcomes.scheduled(plan)
-            with interrupts.released():
-                dispatched = self._runner.dispatch(plan)
-        except BaseException as error:
-            return plan, error
-        self._steps.append(_Step(plan, dispatched))
-        return None
-
-    def _complete(self, interrupts: HeldInterrupts) -> list[Collector]:
+    def _complete(self, interrupts: HeldInterrupts, fetch: Callable[[], Any] | None) -> list[Collector]:
         """Wait for the oldest step and hand out its results; the collectors of the requests that progressed."""
         if not self._steps:
             return []
         step = self._steps.popleft()
         try:
             with interrupts.released():
-                result = step.dispatched.fetch()
+                result = step.dispatched.fetch() if fetch is None else fetch()
             with self._bookkeeping:
                 progressed = self._outcomes.take(step.plan, result)
         except BaseException as error:
@@ -141,7 +165,11 @@ class StepLoop:
             else:
                 requests = self._scheduler.reset("error")
                 self._steps.clear()
-                self._runner.reset()
+                self._broken = None
+                try:
+                    self._runner.reset()
+                except Exception as lost:
+                    self.lost = lost
             ended = self._outcomes.fail(requests, error)
         notify(ended)
         if not isinstance(error, Exception):

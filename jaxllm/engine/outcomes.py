@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from jaxllm.engine.beam_admission import beam_row
@@ -21,11 +21,15 @@ from jaxllm.speculative.verify import standing_tokens
 
 
 class Outcomes:
-    """The collectors of the unfinished requests, and what becomes of them. Its caller holds the engine's locks."""
+    """The collectors of the unfinished requests, and what becomes of them. Its caller holds the engine's locks.
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    on_end: is told of each request that has ended.
+    """
+
+    def __init__(self, scheduler: Scheduler, on_end: Callable[[Request], None] = lambda request: None) -> None:
         self.totals = EngineTotals()
         self._scheduler = scheduler
+        self._on_end = on_end
         self._collectors: dict[str, Collector] = {}
 
     def __contains__(self, request_id: str) -> bool:
@@ -136,7 +140,7 @@ class Outcomes:
         for sequence in request.sequences:
             self._scheduler.finish(sequence, reason)
         request.metrics.finished_time = time.perf_counter()
-        del self._collectors[request.request_id]
+        self._forget(request)
 
     def _finish(self, sequence: Sequence, collector: Collector, reason: FinishReason, stop_reason: int | str | None
                 ) -> None:
@@ -146,7 +150,7 @@ class Outcomes:
         self._scheduler.finish(sequence, reason, stop_reason)
         if sequence.request.finished:
             sequence.request.metrics.finished_time = time.perf_counter()
-            del self._collectors[sequence.request.request_id]
+            self._forget(sequence.request)
 
     def fail(self, requests: Iterable[Request], error: BaseException) -> list[Collector]:
         """End requests that the scheduler has dropped, with an error."""
@@ -161,7 +165,7 @@ class Outcomes:
         """End a request; its collector, or ``None`` if no such request is unfinished."""
         if not self._scheduler.abort(request_id):
             return None
-        collector = self._collectors.pop(request_id)
+        collector = self._forget(self._collectors[request_id].request)
         _close(collector)
         return collector
 
@@ -169,9 +173,13 @@ class Outcomes:
         parameter = error.parameter if isinstance(error, ParameterError) else None
         request.error = OutputError(type(error).__name__, str(error), parameter)
         self._scheduler.abort(request.request_id, "error")
-        collector = self._collectors.pop(request.request_id, None)
-        if collector is not None:
-            _close(collector)
+        if request.request_id in self._collectors:
+            _close(self._forget(request))
+
+    def _forget(self, request: Request) -> Collector:
+        collector = self._collectors.pop(request.request_id)
+        self._on_end(request)
+        return collector
 
 
 def _token_error(sequence: Sequence, token: int) -> EngineError | None:

@@ -37,7 +37,8 @@ class StepPlan:
 
     sequences: one per row, rows sorted by slot.
     slot, start, count: i32[rows]; row r computes tokens start[r] .. start[r] + count[r] - 1 of its sequence.
-    fed: the rows whose one token is what the step before samples for their slot, which the host need not know yet.
+    fed: the rows whose one token is what an earlier step samples for their slot, which the host need not know yet: the
+        step before, or one as many steps before as a pipeline has stages.
     sampled, ahead: of each sampler, its sequence and from how many drafts ahead it samples; sorted by slot, then by
         ``ahead``. One sampled token is expected for each, in this order.
     sampler_row, sampler_slot, sampler_position: integers [samplers]; each one's row and slot, and where in its sequence
@@ -124,11 +125,13 @@ class StepPlan:
 class StepDraft:
     """A plan in the making: the tokens left to give, those given to each sequence, and what else changes.
 
+    number: of the plans made before it.
     forks: (parent, child), the parent being among those given tokens. drafts: what those that are given their last
     certain token compute besides.
     """
 
     budget: int
+    number: int = 0
     counts: dict[Sequence, int] = dataclasses.field(default_factory=dict)
     forks: list[tuple[Sequence, Sequence]] = dataclasses.field(default_factory=list)
     admitted: list[Sequence] = dataclasses.field(default_factory=list)

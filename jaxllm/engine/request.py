@@ -121,7 +121,8 @@ class Sequence:
     """One sample of a request: its tokens, and how far their keys and values are computed.
 
     num_tokens: prompt and output so far. num_pending: tokens besides that planned steps sample, whose outcome is not
-        known yet. num_computed: the tokens whose keys and values are in the cache once the planned steps have run.
+        known yet. newest_plan: the number of the last plan that samples one. num_computed: the tokens whose keys and
+        values are in the cache once the planned steps have run.
     num_writable: up to where its blocks are known to be its own to write, kept by the block manager.
     max_length: the most tokens that it may have, prompt included.
     slot: its row in the device's block table and sampling state while running, else ``None``.
@@ -135,8 +136,8 @@ class Sequence:
 
     __slots__ = (
         "_buffer", "constraint", "finish_reason", "hash_chain", "index", "is_guessing", "lookahead",
-        "max_length", "num_cached_tokens", "num_computed", "num_pending", "num_preemptions", "num_prompt", "num_tokens",
-        "num_writable", "order", "request", "slot", "status", "stop_reason",
+        "max_length", "newest_plan", "num_cached_tokens", "num_computed", "num_pending", "num_preemptions",
+        "num_prompt", "num_tokens", "num_writable", "order", "request", "slot", "status", "stop_reason",
     )  # fmt: skip
 
     def __init__(self, request: Request, index: int) -> None:
@@ -148,6 +149,7 @@ class Sequence:
         self.num_tokens = self.num_prompt
         self.max_length = self.num_prompt + request.max_tokens
         self.num_pending = 0
+        self.newest_plan = 0
         self.num_computed = 0
         self.num_writable = 0
         self.slot: int | None = None

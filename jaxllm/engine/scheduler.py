@@ -39,6 +39,9 @@ class Scheduler:
     - A step can be planned before the outcome of the one before is known (``update``). It computes tokens that are
       pending as far as the device alone has to know them (``Sequence.must_wait``), and none of sequences that end with
       one. One that turns out to have ended otherwise is left with a row that computes something of no use to anyone.
+    - Where a pipeline runs the steps (``num_stages``), as many are on their way at once, which share budget and
+      sequences: a sequence's next token is computed so many plans after the one before, or when that is known, and each
+      plan takes its share of those that decode and leaves the others to the next.
 
     Raises ``CapacityError`` when the pool cannot hold one sequence of ``max_model_len``.
     """
@@ -56,6 +59,7 @@ class Scheduler:
         self.blocks = blocks
         self._speculator = speculator
         self._num_arrived = 0
+        self._num_plans = 0
         self._clear()
 
     def _clear(self) -> None:
@@ -63,7 +67,7 @@ class Scheduler:
         self._waiting = WaitingQueue()
         self._running = Running(self.config.max_num_seqs, self.blocks)
         self._beams = BeamScheduling(self._running, self._waiting, self.blocks)
-        self._tokens = TokenScheduling(self._running, self._waiting, self._beams, self.blocks)
+        self._tokens = TokenScheduling(self._running, self._waiting, self._beams, self.blocks, self.config.num_stages)
         # Since the last plan, which the next one has to name.
         self._preempted: list[Sequence] = []
         self._newest: StepPlan | None = None
@@ -111,10 +115,11 @@ class Scheduler:
     def schedule(self) -> StepPlan | None:
         """Plan the step that follows the ones planned so far; ``None`` when there is nothing it could compute."""
         self._settle()
-        budget = self.config.max_num_batched_tokens
-        if self._speculator is not None and self._speculator.waits(self._running.sequences, budget):
+        budget = self.config.step_budget
+        speculator = self._speculator if self.config.num_stages == 1 else None  # a pipeline has others to go on with
+        if speculator is not None and speculator.waits(self._running.sequences, budget):
             return None
-        step = StepDraft(budget, admitted=self._beams.forked.copy())
+        step = StepDraft(budget, self._num_plans, admitted=self._beams.forked.copy())
         self._tokens.fill(step)
         if not step.counts:
             self._preempted += step.preempted
@@ -132,6 +137,8 @@ class Scheduler:
         for sequence, ahead in zip(plan.sampled, plan.ahead, strict=True):
             if not ahead:
                 sequence.num_pending += 1
+                sequence.newest_plan = step.number
+        self._num_plans += 1
         for sequence in plan.drafts:
             sequence.is_guessing = True
         return plan

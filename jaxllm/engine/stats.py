@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
+from jaxllm.engine.block_stats import BlockStats
 from jaxllm.engine.scheduler import Scheduler
 
 
@@ -24,8 +26,9 @@ class EngineTotals:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EngineStats:
-    """The engine at this moment, and its totals since it was made.
+    """The engine at this moment, and its totals since it was made, over all its replicas.
 
+    num_steps: of each replica, added up.
     num_computed_tokens: tokens that went through the model, those computed anew after a preemption included, guesses
     that did not come true excluded.
     num_draft_tokens, num_accepted_tokens: tokens guessed ahead (``speculative_config``), and those of them that came.
@@ -56,13 +59,14 @@ class EngineStats:
     swap_blocks_used: int
 
     @classmethod
-    def of(cls, scheduler: Scheduler, totals: EngineTotals) -> EngineStats:
-        """A snapshot."""
-        blocks = scheduler.blocks.stats()
+    def of(cls, schedulers: Sequence[Scheduler], totals: Sequence[EngineTotals]) -> EngineStats:
+        """A snapshot of replicas, those of one engine or one of them."""
+        blocks = BlockStats.total([scheduler.blocks.stats() for scheduler in schedulers])
+        names = [field.name for field in dataclasses.fields(EngineTotals)]
         return cls(
-            num_running=scheduler.num_running,
-            num_waiting=scheduler.num_waiting,
-            **dataclasses.asdict(totals),
+            num_running=sum(scheduler.num_running for scheduler in schedulers),
+            num_waiting=sum(scheduler.num_waiting for scheduler in schedulers),
+            **{name: sum(getattr(each, name) for each in totals) for name in names},
             kv_blocks_total=blocks.total_blocks,
             kv_blocks_used=blocks.used_blocks,
             kv_blocks_cached=blocks.cached_blocks,
@@ -70,6 +74,6 @@ class EngineStats:
             kv_slots_filled=blocks.slots_filled,
             kv_waste=blocks.kv_waste,
             prefix_hit_rate=blocks.hit_rate,
-            swap_blocks_total=scheduler.blocks.swap.num_blocks,
-            swap_blocks_used=scheduler.blocks.swap.num_used,
+            swap_blocks_total=sum(scheduler.blocks.swap.num_blocks for scheduler in schedulers),
+            swap_blocks_used=sum(scheduler.blocks.swap.num_used for scheduler in schedulers),
         )

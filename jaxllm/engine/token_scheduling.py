@@ -15,11 +15,13 @@ from jaxllm.engine.waiting_queue import WaitingQueue
 class TokenScheduling:
     """The scheduler's part that gives out a step's budget of tokens, by the rules that ``Scheduler`` states."""
 
-    def __init__(self, running: Running, waiting: WaitingQueue, beams: BeamScheduling, blocks: BlockManager) -> None:
+    def __init__(self, running: Running, waiting: WaitingQueue, beams: BeamScheduling, blocks: BlockManager,
+                 num_stages: int = 1) -> None:
         self._running = running
         self._waiting = waiting
         self._beams = beams
         self._blocks = blocks
+        self._num_stages = num_stages
 
     def fill(self, step: StepDraft) -> None:
         """Give tokens to those who can advance, as far as the budget goes."""
@@ -34,12 +36,17 @@ class TokenScheduling:
                 self._admit_waiting(step)
 
     def _schedule_running(self, step: StepDraft) -> None:
+        turns = -(-len(self._running.sequences) // self._num_stages)
         for sequence in self._running.sequences:  # which lose their last one when it is preempted
             if step.budget == 0:
                 return
-            if (sequence.num_pending and sequence.must_wait) or has_row(sequence):
+            if (sequence.num_pending and self._must_wait(sequence, step)) or has_row(sequence):
                 continue
             end = sequence.num_tokens + sequence.num_pending
+            if end == sequence.num_computed + 1:
+                if turns == 0:
+                    continue
+                turns -= 1
             if end - sequence.num_computed > step.budget:
                 end = sequence.num_computed + step.budget
             if end > sequence.num_writable:
@@ -47,6 +54,10 @@ class TokenScheduling:
                 if not self._make_room(sequence, end, step):
                     return
             step.give(sequence, end - sequence.num_computed)
+
+    def _must_wait(self, sequence: Sequence, step: StepDraft) -> bool:
+        """Whether the step cannot have a sequence's pending token, which the host or the device has to know."""
+        return sequence.must_wait or step.number - sequence.newest_plan < self._num_stages
 
     def _make_room(self, sequence: Sequence, end: int, step: StepDraft) -> bool:
         """Have blocks for a sequence's tokens up to ``end``, those of others if need be; whether it has them."""

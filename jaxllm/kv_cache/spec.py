@@ -65,7 +65,7 @@ class KVGroup:
 
 @dataclasses.dataclass(frozen=True)
 class KVSpec:
-    """The cache of a whole model.
+    """The cache of a whole model, or of some of its layers (``of_layers``).
 
     entries: by name, what every layer stores. groups: partition of the layers; the array at a position within a group
     is shared by the layers of all groups at that position. A block is as many slots in each of the arrays; where groups
@@ -87,10 +87,20 @@ class KVSpec:
 
     @functools.cached_property
     def places(self) -> tuple[tuple[int, int], ...]:
-        """Each layer's group, and its position in it."""
+        """Each layer's group, and its position in it; up to the last layer that there is, whatever of those missing."""
         place = {layer: (number, position) for number, group in enumerate(self.groups)
                  for position, layer in enumerate(group.layers)}
-        return tuple(place[layer] for layer in range(len(place)))
+        return tuple(place.get(layer, (0, 0)) for layer in range(max(place) + 1))
+
+    @functools.cached_property
+    def layers(self) -> tuple[int, ...]:
+        """The layers that there are."""
+        return tuple(sorted(layer for group in self.groups for layer in group.layers))
+
+    def of_layers(self, layers: Sequence[int]) -> KVSpec:
+        """The cache of some layers, with the same groups, and the tables that they have for all."""
+        return dataclasses.replace(self, groups=tuple(
+            KVGroup(tuple(layer for layer in group.layers if layer in layers), group.window) for group in self.groups))
 
     @property
     def bytes_per_block_slot(self) -> int:
@@ -100,7 +110,7 @@ class KVSpec:
     @property
     def bytes_per_token(self) -> int:
         """Bytes a token takes while every layer keeps it."""
-        return len(self.places) * self._bytes_per_layer
+        return len(self.layers) * self._bytes_per_layer
 
     def context_bytes(self, num_tokens: int) -> int:
         """Bytes that so many tokens of a sequence take while every layer keeps what its window sees."""

@@ -32,7 +32,8 @@ Leaves = list[Array]
 class Model:
     """A decoder: its configuration and the description of every parameter (``Description``).
 
-    specs: by dotted path ("layers.0.attention.qkv.weight"): shape, dtype and logical axes.
+    specs: by dotted path ("layers.0.attention.qkv.weight"): shape, dtype and logical axes; of all of it, or of a part
+        that some devices have, with the layers numbered as in the whole.
     like: for each layer, the first one whose modules equal its own.
     """
 
@@ -84,9 +85,9 @@ class Model:
 
     @functools.cached_property
     def layer_trees(self) -> list[Any]:
-        """The structure of each layer's parameters."""
+        """The structure of each layer's parameters; ``None``'s of a layer whose are not among ``specs``."""
         layers = self.abstract_params["layers"]
-        return [jax.tree.structure(layers[number]) for number in range(len(layers))]
+        return [jax.tree.structure(layers.get(number)) for number in range(self.config.num_layers)]
 
     @functools.cached_property
     def layer_kinds(self) -> list[int]:

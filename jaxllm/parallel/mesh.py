@@ -61,21 +61,20 @@ def as_device_mesh(mesh: Any, rules: Mapping[str, str] = AXIS_RULES) -> jax.shar
     return jax.sharding.Mesh(mesh.devices.transpose(order).reshape(sizes), AXES)
 
 
-def chosen_mesh(mesh: Any = None, *, tensor_parallel_size: int = 1) -> jax.sharding.Mesh | None:
+def chosen_mesh(mesh: Any = None, *, data_parallel_size: int = 1, pipeline_parallel_size: int = 1,
+                tensor_parallel_size: int = 1) -> jax.sharding.Mesh | None:
     """The mesh that ``LLM``'s arguments ask for, of ``AXES``; ``None`` for the default device.
 
     mesh: of any axes (``as_device_mesh``), in place of sizes. Raises ``ParameterError``.
     """
     if mesh is None:
-        found = device_mesh(tensor=tensor_parallel_size)
+        found = device_mesh(data=data_parallel_size, pipe=pipeline_parallel_size, tensor=tensor_parallel_size)
     else:
-        if tensor_parallel_size != 1:
-            raise ParameterError("tensor_parallel_size", tensor_parallel_size, "1 where there is a mesh, which says it")
+        for name, size in (("data_parallel_size", data_parallel_size), ("tensor_parallel_size", tensor_parallel_size),
+                           ("pipeline_parallel_size", pipeline_parallel_size)):
+            if size != 1:
+                raise ParameterError(name, size, "1 where there is a mesh, which says it")
         found = as_device_mesh(mesh)
-        spread = [axis for axis in (DATA, PIPE) if found.shape[axis] > 1]
-        if spread:
-            raise ParameterError("mesh", dict(mesh.shape), f"a mesh whose devices share every layer, and has no axis "
-                                 f"for {' or '.join(spread)}")
     return None if found.size == 1 and found.devices.flat[0] == jax.devices()[0] else found
 
 

@@ -60,6 +60,7 @@ class StepFunctions:
         kind: Any = key.kind
         functions: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
             "begin": (self.begin, ()),
+            "resume": (self.resume, ()),
             "layers": (functools.partial(self.layers, kind), (1, 3)),
             "end": (self.end, ()),
             "sample": (functools.partial(self.sample, kind), (1,)),
@@ -79,20 +80,25 @@ class StepFunctions:
     def begin(self, outer: Params, table: BlockTable, newest: Int[Array, " R"], batch: StepBatch
               ) -> tuple[Float[Array, "T D"], StepContexts, Int[Array, " B"]]:
         """The residual stream's beginning, what the layers share, and the rows to sample from."""
+        step, sample_rows = self.resume(table, batch)
+        # A slot that has no token (``NO_TOKEN``) fails when the host learns of it; until then any will do.
+        token_ids = jnp.where(batch.fed < 0, batch.token_ids, jnp.maximum(newest[batch.fed], 0))
+        # Padding is zeros, and stays so in most models: products with it need not be computed.
+        x = jnp.where(step.valid[:, None], self.model.modules.embed(outer, token_ids, step.positions), 0)
+        return x, step, sample_rows
+
+    def resume(self, table: BlockTable, batch: StepBatch) -> tuple[StepContexts, Int[Array, " B"]]:
+        """What the layers share, and the rows to sample from: all that a later stage of a pipeline computes anew."""
         size = self.config.block_size
         tokens = batch.num_tokens
         where = positions_and_rows(batch.query_start, batch.lengths, tokens)
         groups = range(len(self.spec.groups))
         slots = [block_table.slots(table, group, where.rows, where.positions, where.valid, size) for group in groups]
         attention: Any = paged_attention_metadata(table.blocks[0], batch.query_start, batch.lengths, tokens, size)
-        # A slot that has no token (``NO_TOKEN``) fails when the host learns of it; until then any will do.
-        token_ids = jnp.where(batch.fed < 0, batch.token_ids, jnp.maximum(newest[batch.fed], 0))
         step = self.model.modules.step_contexts(where.positions, where.valid,
                                                  dataclasses.replace(attention, tables=None), slots,
-                                                [table.blocks[group] for group in groups])
-        # Padding is zeros, and stays so in most models: products with it need not be computed.
-        x = jnp.where(where.valid[:, None], self.model.modules.embed(outer, token_ids, where.positions), 0)
-        return x, step, batch.sample_rows
+                                                 [table.blocks[group] for group in groups])
+        return step, batch.sample_rows
 
     def layers(self, kind: int, params: Sequence[Leaves], x: Float[Array, "T D"], step: StepContexts, cache: KVPool
                ) -> tuple[Float[Array, "T D"], KVPool]:

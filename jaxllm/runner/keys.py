@@ -51,19 +51,19 @@ class Key(NamedTuple):
 
 
 def layer_chunks(model: Model, spec: KVSpec, layers_per_program: int) -> list[LayerChunk]:
-    """Cut the layers into runs of one length, up to ``layers_per_program``, and what is left: into the fewest kinds of
-    runs, of those cuts the one with the fewest runs."""
-    layers = model.config.num_layers
+    """Cut the layers that ``spec`` has into runs of one length, up to ``layers_per_program``, and what is left: into
+    the fewest kinds of runs, of those cuts the one with the fewest runs."""
+    start, stop = spec.layers[0], spec.layers[-1] + 1
 
     def cut(length: int) -> list[LayerChunk]:
-        chunks = [slice(first, min(first + length, layers)) for first in range(0, layers, length)]
+        chunks = [slice(first, min(first + length, stop)) for first in range(start, stop, length)]
         used = [_used(spec.places[chunk]) for chunk in chunks]
         kinds = [(tuple(model.layer_kinds[chunk]), places) for chunk, (_, _, places) in zip(chunks, used, strict=True)]
         known = list(dict.fromkeys(kinds))
         return [LayerChunk(known.index(kind), chunk, *each)
                 for kind, chunk, each in zip(kinds, chunks, used, strict=True)]
 
-    cuts = (cut(length) for length in range(1, min(layers_per_program, layers) + 1))
+    cuts = (cut(length) for length in range(1, min(layers_per_program, stop - start) + 1))
     return min(cuts, key=lambda chunks: (len({chunk.kind for chunk in chunks}), len(chunks)))
 
 

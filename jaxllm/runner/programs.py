@@ -26,6 +26,7 @@ from jaxllm.kv_cache.pages import cleared
 from jaxllm.kv_cache.pool import KVPool
 from jaxllm.kv_cache.spec import KVSpec
 from jaxllm.models.model import Leaves, Model, Params
+from jaxllm.models.step import StepContexts
 from jaxllm.parallel.partition import Partition
 from jaxllm.program_cache.executables import ExecutableCache
 from jaxllm.runner.batch import StepBatch
@@ -41,22 +42,25 @@ class Programs:
     """Every executable that an engine of these sizes can need, compiled when first used or before (``compile``).
 
     spec: of the cache on each device. cache: where executables come from; ``None`` compiles each. partition: the
-    devices, and what each has of the model; by default all of it is on the default device.
+    devices, and what each has of the model; by default all of it is on the default device. first, last: whether the
+    embedding is there, and whether norm and head are: a stage of a pipeline has some layers, and may have neither.
     traces: how often each program's Python body ran, by name; it stops growing once the buckets in use are compiled.
     """
 
     def __init__(self, model: Model, spec: KVSpec, config: EngineConfig, layers_per_program: int,
-                 cache: ExecutableCache | None = None, partition: Partition | None = None) -> None:
+                 cache: ExecutableCache | None = None, partition: Partition | None = None, *,
+                 first: bool = True, last: bool = True) -> None:
         self.cache = ExecutableCache(None) if cache is None else cache
         self.model = model
         self.partition = Partition(model) if partition is None else partition
         self.spec = spec
         self.config = config
-        self.token_buckets = buckets(config.max_num_batched_tokens)
+        self.first, self.last = first, last
+        self.token_buckets = buckets(config.step_budget)
         self.row_buckets = buckets(config.max_num_seqs)
         self.chunks = layer_chunks(model, spec, layers_per_program)
         self._functions = StepFunctions(self.partition.local, model.config.vocab_size, spec, config, self.chunks)
-        self._signatures = Signatures(self._functions, self.partition)
+        self._signatures = Signatures(self._functions, self.partition, first)
         self.traces: collections.Counter[str] = collections.Counter()
         self._executables: dict[Key, Any] = {}
         self._lock = threading.Lock()
@@ -65,18 +69,31 @@ class Programs:
     def all_keys(self) -> list[Key]:
         """All executables there can be: the bucket formula, written out."""
         return [
-            *(Key(program, tokens) for program in ("begin", "end", "prompt_logprobs", "vocab_logprobs")
-              for tokens in self.token_buckets),
+            *(Key(program, tokens) for program in self._programs_of_tokens for tokens in self.token_buckets),
             *(Key("layers", tokens, kind) for kind in self.kinds for tokens in self.token_buckets),
-            *(Key("sample", rows, variant) for variant in Variant for rows in self.row_buckets),
+            *(Key("sample", rows, variant) for variant in self._variants for rows in self.row_buckets),
             *(Key(program) for program in self._single_programs),
         ]
+
+    @property
+    def _begins(self) -> str:
+        return "begin" if self.first else "resume"
+
+    @property
+    def _programs_of_tokens(self) -> list[str]:
+        """The programs of each token bucket, but for the layers'."""
+        return [self._begins, *(["end", "prompt_logprobs", "vocab_logprobs"] if self.last else [])]
+
+    @property
+    def _variants(self) -> list[Variant]:
+        return list(Variant) if self.last else []
 
     @property
     def _single_programs(self) -> list[str]:
         """The programs of one size."""
         swap = ["read_blocks", "write_blocks"] if self.config.num_swap_blocks else []
-        return ["allocate_pool", "update_table", "copy_blocks", "empty_state", "set_sampling_slot", *swap]
+        sampling = ["empty_state", "set_sampling_slot"] if self.last else []
+        return ["allocate_pool", "update_table", "copy_blocks", *sampling, *swap]
 
     @property
     def kinds(self) -> list[int]:
@@ -85,7 +102,8 @@ class Programs:
 
     def forward_keys(self, tokens: int) -> list[Key]:
         """What ``forward`` needs for a token bucket."""
-        return [Key("begin", tokens), *(Key("layers", tokens, kind) for kind in self.kinds), Key("end", tokens)]
+        end = [Key("end", tokens)] if self.last else []
+        return [Key(self._begins, tokens), *(Key("layers", tokens, kind) for kind in self.kinds), *end]
 
     @property
     def num_executables(self) -> int:
@@ -94,8 +112,9 @@ class Programs:
 
     def formula(self) -> str:
         """How many executables there can be, in words."""
-        tokens, rows, variants = len(self.token_buckets), len(self.row_buckets), len(Variant)
-        return (f"at most {len(self.all_keys())} executables: {4 + len(self.kinds)} programs x {tokens} token buckets "
+        tokens, rows, variants = len(self.token_buckets), len(self.row_buckets), len(self._variants)
+        programs = len(self._programs_of_tokens) + len(self.kinds)
+        return (f"at most {len(self.all_keys())} executables: {programs} programs x {tokens} token buckets "
                 f"{self.token_buckets} + {variants} samplers x {rows} row buckets {self.row_buckets} + "
                 f"{len(self._single_programs)}")
 
@@ -130,16 +149,33 @@ class Programs:
         outer, layers: the model's ``outer_params`` and the leaves of each layer's parameters. newest: each slot's
         newest token.
         """
-        tokens = batch.num_tokens
-        x, step, sample_rows = self._run(Key("begin", tokens), outer, table, newest, batch)
+        x, step, sample_rows = self.begin(outer, table, newest, batch)
+        cache, x = self.layers(layers, x, step, cache)
+        rows, hidden = self.end(outer, x, sample_rows)
+        return cache, rows, hidden
+
+    def begin(self, outer: Params, table: BlockTable, newest: Array, batch: StepBatch
+              ) -> tuple[Array, StepContexts, Array]:
+        """The residual stream's beginning ``[T, D]``, what the layers share, and the rows to sample from."""
+        return self._run(Key("begin", batch.num_tokens), outer, table, newest, batch)
+
+    def resume(self, table: BlockTable, batch: StepBatch) -> tuple[StepContexts, Array]:
+        """``begin`` where an earlier stage has begun the residual stream."""
+        return self._run(Key("resume", batch.num_tokens), table, batch)
+
+    def layers(self, layers: Sequence[Leaves], x: Array, step: StepContexts, cache: KVPool) -> tuple[KVPool, Array]:
+        """The layers, as many as there are here. Donates ``x`` and ``cache``."""
         written = cache.copy()
         for chunk in self.chunks:
-            x, part = self._run(Key("layers", tokens, chunk.kind), layers[chunk.layers], x, step.select(chunk.groups),
-                                [written[number] for number in chunk.arrays])
+            x, part = self._run(Key("layers", x.shape[0], chunk.kind), layers[chunk.layers], x,
+                                step.select(chunk.groups), [written[number] for number in chunk.arrays])
             for number, array in zip(chunk.arrays, part, strict=True):
                 written[number] = array
-        rows, hidden = self._run(Key("end", tokens), outer, x, sample_rows)
-        return written, rows, hidden
+        return written, x
+
+    def end(self, outer: Params, x: Array, sample_rows: Array) -> tuple[Array, Array]:
+        """The hidden rows to sample from, and all."""
+        return self._run(Key("end", x.shape[0]), outer, x, sample_rows)
 
     def sample(self, variant: Variant, head: Params, state: SamplingState | None, newest: Array, hidden: Array,
                rows: SamplingRows, mask: np.ndarray | None) -> tuple[SamplingState | None, Array, SampleOutput]:
@@ -196,7 +232,8 @@ class Programs:
             return None
         local = self.partition.local
         return (*key, self.chunks, local.config, local.dtype, local.quantized, self.spec,
-                dataclasses.replace(self.config, seed=None, overlap=True), *(device.id for device in self._devices))
+                dataclasses.replace(self.config, seed=None, overlap=True, data_parallel_size=1),
+                *(device.id for device in self._devices))
 
     @property
     def _devices(self) -> list[jax.Device]:

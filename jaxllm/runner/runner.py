@@ -12,20 +12,14 @@ import numpy as np
 from jaxllm.engine.constraints import constraint_masks
 from jaxllm.engine.plan import StepPlan
 from jaxllm.engine.request import Sequence as RequestSequence
-from jaxllm.kv_cache import block_table
 from jaxllm.models.model import Params
 from jaxllm.parallel.partition import PlacedParams
-from jaxllm.runner.batch import build_batch, padded_lines
+from jaxllm.runner.batch import StepBatch, build_batch, padded_lines
 from jaxllm.runner.buckets import bucket_for
-from jaxllm.runner.host_pool import HostPool
-from jaxllm.runner.keys import (
-    BLOCK_COPIES,
-    SWAP_BLOCKS,
-    TABLE_CHANGES,
-    VOCAB_LOGPROB_ROWS,
-    prompt_logprob_rows,
-)
+from jaxllm.runner.keys import VOCAB_LOGPROB_ROWS, prompt_logprob_rows
 from jaxllm.runner.programs import Programs
+from jaxllm.runner.stage import Stage
+from jaxllm.runner.staged_weights import StagedWeights
 from jaxllm.runner.weights import Weights
 from jaxllm.sampling import (
     ALL_ALLOWED,
@@ -80,13 +74,17 @@ class StepResult:
         return StepResult(sampled, prompt_logprobs, vocab_logprobs, hidden)
 
 
-class Runner:
-    """Runs plans. Everything it owns on the device is replaced, never mutated: cache, block table, sampling state."""
+class Runner(Stage):
+    """Runs plans. Everything it owns on the device is replaced, never mutated: cache, block table, sampling state.
 
-    def __init__(self, programs: Programs, params: Params | PlacedParams) -> None:
-        self.programs, self.partition = programs, programs.partition
-        self.model, self.spec, self.config = programs.model, programs.spec, programs.config
-        self.weights = Weights(self.partition, params)
+    params: the model's parameters, or what holds them.
+    """
+
+    def __init__(self, programs: Programs, params: Params | PlacedParams | Weights | StagedWeights) -> None:
+        super().__init__(programs)
+        self.weights: Weights | StagedWeights = (
+            params if isinstance(params, Weights | StagedWeights) else Weights(self.partition, params))
+        self.model = programs.model
         self._rows = RowTable(self.config.max_num_seqs)
         # The slots of those that ask for what few do.
         self._want_vocab_logprobs: set[int] = set()
@@ -94,15 +92,11 @@ class Runner:
         self._want_hidden: set[int] = set()
         self._processor_names = self.config.processor_names
         self._mask_words = mask_words(self.model.config.vocab_size)
-        self._host_pool = HostPool(
-            self.partition.global_kv(self.spec), self.config.num_swap_blocks, self.config.block_size)
         self.reset()
 
     def reset(self) -> None:
         """Fresh device state: an empty cache, an empty table, no sampling state."""
-        self.cache = self.programs.allocate_pool()
-        self.table = block_table.empty(
-            len(self.spec.groups), self.config.max_num_seqs, self.config.blocks_per_sequence, self.partition.put_small)
+        super().reset()
         self.state: SamplingState | None = None
         self.newest = self.partition.put_small(np.zeros(self.config.max_num_seqs, np.int32))
 
@@ -113,7 +107,8 @@ class Runner:
             self.weights.put_aside()
         else:
             self.weights.drop()
-        self.cache, self.state = [], None
+        self.drop_cache()
+        self.state = None
 
     def wake_up(self) -> None:
         """Undo ``sleep``, with an empty cache; weights that were dropped stay away until ``weights.replace``."""
@@ -129,7 +124,7 @@ class Runner:
     def intact(self) -> bool:
         """Whether the device state survived: a step that fails after donating it leaves deleted arrays behind, or ones
         that no program can have computed."""
-        state = self.cache, self.table, self.state, self.newest
+        state = self._device_state
         if any(leaf.is_deleted() for leaf in jax.tree.leaves(state)):
             return False
         try:
@@ -138,18 +133,17 @@ class Runner:
             return False
         return True
 
+    @property
+    def _device_state(self) -> Any:
+        return self.cache, self.table, self.state, self.newest
+
     def dispatch(self, plan: StepPlan) -> StepResult:
         """Start one step; the result's arrays are on the device and may not be ready yet."""
         self._admit(plan.admitted)
-        self._swap(plan)
-        for pairs in _chunks(plan.block_copies, BLOCK_COPIES, 0):
-            self.cache = self.programs.copy_blocks(self.cache, pairs)
-        for changes in _chunks(plan.table_updates, TABLE_CHANGES, -1):
-            self.table = self.programs.update_table(self.table, changes)
+        self.move_blocks(plan)
         batch = build_batch(plan, bucket_for(self.programs.token_buckets, plan.num_tokens), self.config.max_num_seqs,
                             self.programs.row_buckets[-1])
-        self.cache, rows, hidden = self.programs.forward(
-            self.weights.outer, self.weights.layers, self.cache, self.table, self.newest, batch)
+        rows, hidden = self._forward(batch)
         prompt_logprobs = list(self._prompt_logprobs(plan, batch.query_start, hidden))
         # Made while ``forward`` runs.
         masks = constraint_masks([sequence.constraint for sequence in plan.sampled], self._mask_words)
@@ -157,16 +151,11 @@ class Runner:
         reported = rows if _places(self._want_hidden, plan.sampler_slot) else None
         return StepResult(self._sample(plan, rows, masks), prompt_logprobs, vocab_logprobs, reported)
 
-    def _swap(self, plan: StepPlan) -> None:
-        """Copy blocks to host memory, waiting for them, then others back."""
-        for first in range(0, len(plan.swap_out), SWAP_BLOCKS):
-            device, host = plan.swap_out[first:first + SWAP_BLOCKS].T
-            values = self.programs.read_blocks(self.cache, _padded(device))
-            self._host_pool.write(host, jax.device_get(values))
-        for first in range(0, len(plan.swap_in), SWAP_BLOCKS):
-            host, device = plan.swap_in[first:first + SWAP_BLOCKS].T
-            self.cache = self.programs.write_blocks(
-                self.cache, _padded(device), self._host_pool.read(host, SWAP_BLOCKS))
+    def _forward(self, batch: StepBatch) -> tuple[Any, Any]:
+        """The hidden rows to sample from, and all hidden rows."""
+        x, step, sample_rows = self.programs.begin(self.weights.outer, self.table, self.newest, batch)
+        self.cache, x = self.programs.layers(self.weights.layers, x, step, self.cache)
+        return self.programs.end(self.weights.outer, x, sample_rows)
 
     def _admit(self, admitted: Sequence[RequestSequence]) -> None:
         for sequence in admitted:
@@ -261,12 +250,3 @@ _NONE = np.zeros(0, np.int32)
 
 def _no_masks(words: int) -> np.ndarray:
     return np.zeros((0, words), np.uint32)
-
-
-def _padded(blocks: np.ndarray) -> np.ndarray:
-    return np.pad(blocks, (0, SWAP_BLOCKS - len(blocks)))
-
-
-def _chunks(lines: np.ndarray, size: int, fill: int) -> Iterator[np.ndarray]:
-    for first in range(0, len(lines), size):
-        yield padded_lines(lines[first:first + size], size, fill)

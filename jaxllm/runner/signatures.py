@@ -29,10 +29,14 @@ from jaxllm.sampling import RowTable, SamplingRows, SlotRow, Variant, mask_words
 
 @dataclasses.dataclass(frozen=True)
 class Signatures:
-    """The arguments for a model, a cache and an engine's sizes, over the devices of ``partition``."""
+    """The arguments for a model, a cache and an engine's sizes, over the devices of ``partition``.
+
+    first: whether the residual stream begins there.
+    """
 
     functions: StepFunctions
     partition: Partition
+    first: bool = True
 
     def of(self, key: Key) -> tuple[Any, ...]:
         """The arguments of a program, as shapes, dtypes and shardings: arrays over all devices."""
@@ -73,10 +77,15 @@ class Signatures:
         batch = StepBatch(_ints(StepBatch.size(key.bucket, rows, sampled)), key.bucket, rows)
         if key.program == "begin":
             return outer, table, _ints(rows), batch
+        if key.program == "resume":
+            return table, batch
         if key.program in ("layers", "end"):
-            begin = Key("begin", key.bucket)
-            made = jax.eval_shape(self.over_devices(begin, self.functions.begin), *self.of(begin))
-            x, step, sample_rows = jax.tree.map(lambda like: jax.ShapeDtypeStruct(like.shape, like.dtype), made)
+            begin = Key("begin" if self.first else "resume", key.bucket)
+            function = self.functions.begin if self.first else self.functions.resume
+            made = jax.eval_shape(self.over_devices(begin, function), *self.of(begin))
+            made = jax.tree.map(lambda like: jax.ShapeDtypeStruct(like.shape, like.dtype), made)
+            x, step, sample_rows = made if self.first else (
+                jax.ShapeDtypeStruct((key.bucket, width), model.dtype), *made)
             if key.program == "end":
                 return outer, x, sample_rows
             chunk = next(chunk for chunk in self.functions.chunks if chunk.kind == key.kind)

@@ -17,8 +17,8 @@ from jaxllm.weights.trees import flatten, misfit_error
 
 
 class Weights:
-    """outer, head: the model's ``outer_params`` and ``head_params``; layers: each layer's own, as leaves. All as they
-    lie on the devices."""
+    """outer, head: the model's ``outer_params`` and ``head_params``; layers: each layer's own, as leaves, none of a
+    layer that the model's description leaves to others. All as they lie on the devices."""
 
     def __init__(self, partition: Partition, params: Params | PlacedParams) -> None:
         self._partition, self._model = partition, partition.whole
@@ -35,20 +35,32 @@ class Weights:
         placed = params.params if isinstance(params, PlacedParams) else fit_params(self._partition, params)
         self.outer = self._model.outer_params(placed)
         self.head = self._model.head_params(placed)
-        self.layers = [jax.tree.leaves(placed["layers"][layer]) for layer in range(self._model.config.num_layers)]
+        layers = placed["layers"]
+        self.layers = [jax.tree.leaves(layers.get(layer)) for layer in range(self._model.config.num_layers)]
         self.present, self._asleep = True, None
 
     @property
     def params(self) -> Params:
         """The parameters as a nested dict, the caller's own; ``EngineError`` while there are none."""
-        if not self.present:
-            raise EngineError("the engine has no weights: wake it up, or give it some with update_params")
         return self._partition.restore(jax.tree.map(lambda leaf: leaf, self._placed))
 
     @property
     def _placed(self) -> Params:
-        layers = map(jax.tree.unflatten, self._model.layer_trees, self.layers)
-        return {**self.outer, "layers": dict(enumerate(layers))}
+        if not self.present:
+            raise EngineError("the engine has no weights: wake it up, or give it some with update_params")
+        layers = enumerate(map(jax.tree.unflatten, self._model.layer_trees, self.layers))
+        return {**self.outer, "layers": {number: layer for number, layer in layers if layer is not None}}
+
+    def placed_on(self, partition: Partition) -> PlacedParams:
+        """The same parameters on the devices of another replica, moved there from these."""
+        moved: dict[int, Any] = {}  # each array once, also one that holds all layers
+        return PlacedParams(partition, jax.tree.map(
+            lambda leaf, like: moved.setdefault(id(leaf), jax.device_put(leaf, like.sharding)),
+            self._placed, partition.abstract_params))
+
+    def take_over(self, other: Weights) -> None:
+        """Have the parameters of another replica."""
+        self.replace(other.placed_on(self._partition))
 
     def put_aside(self) -> None:
         """Move them to host memory; nothing where there are none."""

@@ -37,7 +37,7 @@ class StepCost:
     @classmethod
     def of_engine(cls, config: EngineConfig) -> StepCost:
         """For the sizes of an engine."""
-        return cls(buckets(config.max_num_batched_tokens), buckets(config.max_num_seqs))
+        return cls(buckets(config.step_budget), buckets(config.max_num_seqs))
 
     @staticmethod
     def of(bucket: int) -> float:

@@ -77,6 +77,7 @@ class Sizes:
     policy: Policy = "fcfs"
     overlap: bool = False
     guesses: bool = False
+    num_stages: int = 1
 
 
 def blocks_for_windows(num_blocks: int, sizes: Sizes) -> int:
@@ -120,7 +121,8 @@ class RandomGuesses:
 class FakeEngine:
     """The loop of an engine: schedule, pretend to run, update, stop; with every check on.
 
-    With ``overlap`` the outcome of a step is withheld until the next one is planned and has run.
+    With ``overlap`` the outcome of a step is withheld until the next one is planned and has run; with ``num_stages``,
+    until so many more are, and what a step is fed was sampled so many plans before it.
     """
 
     def __init__(self, sizes: Sizes) -> None:
@@ -134,6 +136,7 @@ class FakeEngine:
             max_num_batched_tokens=sizes.max_num_batched_tokens,
             max_model_len=sizes.max_model_len,
             policy=sizes.policy,
+            num_stages=sizes.num_stages,
         )
         self.scheduler = Scheduler(limits, self.blocks, RandomGuesses() if sizes.guesses else None)
         self.requests: list[Request] = []
@@ -158,7 +161,9 @@ class FakeEngine:
         self._host = [np.resize(memory, (sizes.num_swap_blocks, sizes.block_size)) for memory in self._device]
         columns = -(-sizes.max_model_len // sizes.block_size)
         self._tables = np.zeros((len(sizes.windows), sizes.max_num_seqs, columns), np.int32)
+        # Of each slot, what was sampled last: by the last plan, and before each of the last plans.
         self._newest = np.zeros(sizes.max_num_seqs, np.int32)
+        self._newest_before: collections.deque[np.ndarray] = collections.deque(maxlen=sizes.num_stages)
         self._in_flight: collections.deque[tuple[StepPlan, list[Any]]] = collections.deque()
         # Everything computed before a change of weights or a reset belongs to an earlier era.
         self._current_era = 0
@@ -183,8 +188,14 @@ class FakeEngine:
         plan = self.scheduler.schedule()
         self.scheduler.check_integrity()
         if plan is not None:
+            self._newest_before.append(self._newest.copy())
             self._check_plan(plan)
         return plan
+
+    @property
+    def _known(self) -> np.ndarray:
+        """Of each slot, the newest token that the newest plan can be fed."""
+        return self._newest_before[0]
 
     def complete(self, plan: StepPlan) -> None:
         """Run a plan, and take in the tokens of the oldest that has run."""
@@ -227,7 +238,7 @@ class FakeEngine:
 
     def step(self) -> StepPlan | None:
         """One turn of the loop, which completes a step; ``None`` when there was nothing to do."""
-        for _ in range(1 + self.sizes.overlap - len(self._in_flight)):
+        for _ in range(self.sizes.num_stages + self.sizes.overlap - len(self._in_flight)):
             plan = self.schedule()
             if plan is not None:
                 self._dispatch(plan)
@@ -276,7 +287,7 @@ class FakeEngine:
     def _check_plan(self, plan: StepPlan) -> None:
         slots = plan.slot.tolist()
         assert slots == sorted(set(slots)) == [sequence.slot for sequence in plan.sequences]
-        assert plan.num_tokens == plan.count.sum() <= self.sizes.max_num_batched_tokens
+        assert plan.num_tokens == plan.count.sum() <= -(-self.sizes.max_num_batched_tokens // self.sizes.num_stages)
         assert plan.num_tokens > 0
         assert (plan.count > 0).all()
         places = [(sampler.slot, sampler.ahead) for sampler in plan.samplers]
@@ -308,7 +319,7 @@ class FakeEngine:
         self._tables[group, slot, column] = block
         self._write(plan)
         for row, sequence in enumerate(plan.sequences):
-            fed = [self._newest[plan.slot[row]]] if row in plan.fed else plan.drafts.get(sequence, [])
+            fed = [self._known[plan.slot[row]]] if row in plan.fed else plan.drafts.get(sequence, [])
             self._check_context(int(plan.slot[row]), int(plan.start[row]), int(plan.count[row]), sequence, fed)
         tokens = []
         for sequence, _, row, ahead in plan.samplers:
@@ -329,7 +340,7 @@ class FakeEngine:
         slots = np.repeat(plan.slot, plan.count).tolist()
         sequences = [sequence for sequence, n in zip(plan.sequences, plan.count, strict=True) for _ in range(n)]
         ids = plan.token_ids()
-        ids[(np.cumsum(plan.count) - plan.count)[plan.fed]] = self._newest[plan.slot[plan.fed]]
+        ids[(np.cumsum(plan.count) - plan.count)[plan.fed]] = self._known[plan.slot[plan.fed]]
         tokens, positions = ids.tolist(), plan.positions().tolist()
         for slot, position, token, sequence in zip(slots, positions, tokens, sequences, strict=True):
             for group in range(len(self.sizes.windows)):

@@ -326,7 +326,7 @@ def test_ctrl_c_at_any_line_leaves_the_engine_whole(offset):
         engine.check_integrity()
         assert not engine.has_unfinished()
         assert engine.stats().kv_blocks_used == 0
-        assert not engine._outcomes._collectors
+        assert not engine.replicas[0].outcomes._collectors
         line += 48
     assert line > 1000
 

@@ -202,7 +202,7 @@ def test_ctrl_c_at_any_line_leaves_the_engine_whole(offset):
         engine.check_integrity()
         assert not engine.has_unfinished()
         assert engine.stats().kv_blocks_used == 0
-        assert not engine._outcomes._collectors
+        assert not engine.replicas[0].outcomes._collectors
         line += 16
     first, second = run(engine, [([1, 2, 3], greedy(3)), ([1, 2, 3, 4, 5], greedy(5, n=2))])
     assert [sample.token_ids for sample in first.outputs] == [[0, 1, 2]]

@@ -28,6 +28,7 @@ SIZES = st.builds(
     policy=st.sampled_from(["fcfs", "priority"]),
     overlap=st.booleans(),
     guesses=st.booleans(),
+    num_stages=st.sampled_from([1, 1, 2, 4]),
 )
 
 
@@ -132,7 +133,7 @@ def test_many_more_schedules_keep_the_invariants() -> None:
     _check_any_schedule(1500)
 
 
-def _random_run(seed: int) -> FakeEngine:
+def _random_run(seed: int, num_stages: int = 1) -> FakeEngine:
     """A busy engine with a small pool, on which requests keep arriving."""
     rng = np.random.default_rng(seed)
     sizes = Sizes(
@@ -145,6 +146,7 @@ def _random_run(seed: int) -> FakeEngine:
         policy="fcfs" if rng.random() < 0.5 else "priority",
         overlap=bool(seed % 2),
         guesses=bool(seed % 4 >= 2),
+        num_stages=num_stages,
     )
     engine = FakeEngine(dataclasses.replace(sizes, num_blocks=blocks_for_windows(sizes.num_blocks, sizes)))
     for _ in range(25):
@@ -190,6 +192,23 @@ def _check_random_runs(seeds: range) -> None:
 
 def test_schedules_on_small_pools_give_the_answers_of_requests_run_alone() -> None:
     _check_random_runs(range(8))
+
+
+def _check_pipelines(seeds: range) -> None:
+    engines = [_random_run(seed, num_stages=2 + seed % 3) for seed in seeds]
+    assert sum(engine.num_preemptions for engine in engines) > 10 * len(seeds)
+    assert sum(engine.num_fed for engine in engines) > 50 * len(seeds)
+    assert sum(engine.num_surplus for engine in engines) > 2 * len(seeds)
+    assert sum(engine.num_swapped_in for engine in engines) > 5 * len(seeds)
+
+
+def test_steps_in_the_stages_of_a_pipeline_give_the_answers_of_requests_run_alone() -> None:
+    _check_pipelines(range(6))
+
+
+@pytest.mark.sweep
+def test_hundreds_of_pipelines_give_the_answers_of_requests_run_alone() -> None:
+    _check_pipelines(range(2000, 2200))
 
 
 @pytest.mark.sweep

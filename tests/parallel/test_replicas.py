@@ -1,0 +1,15 @@
+"""Replicas of a model on devices of their own (``replicas_cases.py``)."""
+
+from __future__ import annotations
+
+import pytest
+from parallel.devices_process import run_cases
+
+
+def test_replicas_on_devices_of_their_own():
+    assert run_cases("replicas_cases.py") >= 10
+
+
+@pytest.mark.sweep
+def test_more_replicas_on_devices_of_their_own():
+    assert run_cases("replicas_cases.py", mark="sweep") >= 2
