@@ -132,8 +132,7 @@ def folder():
                 llm.wake_up()
                 found["awake"] = llm.generate(prompt, params, use_tqdm=False)[0].outputs[0].token_ids == texts[0]
         blocks = {**PLAIN, "attn_v": "Q6_K", "attn_output": "Q4_0", "ffn_down": "Q8_0"}
-        file = write_mixture(Path(temporary) / "mixture.gguf", [blocks, PLAIN | {"attn_output": "Q5_1",
-                                                                                 "ffn_down": "Q4_1"}])
+        file = write_mixture(Path(temporary) / "mixture.gguf", [blocks])
         options = {**FOLDER_SIZES, "skip_tokenizer_init": True, "quantization": "gguf"}
         tokens = [LLM(file, tensor_parallel_size=size, **options).generate(prompt, params, use_tqdm=False)[0]
                   .outputs[0].token_ids for size in (1, 2)]

@@ -77,11 +77,12 @@ def engine_of(model, params, size, *, by_expert=False, mesh=None, **sizes):
 
 
 def requests(*, sampled=True):
-    """Greedy ones with log-probabilities; then, with ``sampled``, each of the sampler's ways."""
-    reported = {"logprobs": 4, "prompt_logprobs": 2 if sampled else None}
-    made = [(prompt, greedy(8, **reported)) for prompt in prompts(3, high=40)]
+    """Greedy ones with log-probabilities, of few enough tokens that all steps have one size; with ``sampled`` longer
+    ones, and each of the sampler's ways."""
     if not sampled:
-        return made
+        return [(prompt[:2 + number], greedy(16 - number, logprobs=4))
+                for number, prompt in enumerate(prompts(2, low=8))]
+    made = [(prompt, greedy(8, logprobs=4, prompt_logprobs=2)) for prompt in prompts(3, high=40)]
     ways = [{"temperature": 0.8}, {"temperature": 1.1, "top_k": 20, "top_p": 0.9},
             {"temperature": 0.9, "repetition_penalty": 1.2, "presence_penalty": 0.3}]
     return made + [(prompt, SamplingParams(max_tokens=8, ignore_eos=True, seed=number, **ways[number % 3]))
