@@ -90,8 +90,8 @@ class LLM:
     block_size: tokens per cache block (default 32 on CPUs, 64 elsewhere).
     kv_cache_bytes: bytes of the KV cache, also as "512M" or "16G"; ``None`` chooses by free memory
         (``jaxllm.config.plan_memory``). ``kv_cache_memory_bytes`` is the same under vLLM's name.
-    kv_cache_dtype: "auto" (as ``dtype``), that dtype, or "int8": keys and values in bytes, each token's with a scale
-        per kv head, half the memory of bfloat16 and half of what attention reads; others are refused.
+    kv_cache_dtype: "auto" (as ``dtype``), that dtype, or "int8" or "fp8" (e4m3): keys and values in bytes, each token's
+        with a scale per kv head, half the memory of bfloat16 and half of what attention reads; others are refused.
     gpu_memory_utilization: share of an accelerator's memory that weights and cache may take.
     swap_space: host memory for what preempted requests have computed: a number of GiB, or "512M" or "16G"; without,
         they are computed anew.

@@ -47,6 +47,12 @@ CPU_DEFAULTS = {"max_num_seqs": 64, "max_num_batched_tokens": 512, "block_size":
 CPU_LAYERS_PER_PROGRAM = 10
 FEW_WEIGHT_BYTES = 512 << 20
 """Less than that is read in a second, and what compiling takes meanwhile, 0.1 GiB, is much beside it."""
+SCALED_DTYPES = {
+    "int8": jnp.int8, "int8_per_token_head": jnp.int8, "fp8": jnp.float8_e4m3fn, "fp8_e4m3": jnp.float8_e4m3fn,
+    "fp8_per_token_head": jnp.float8_e4m3fn, "float8_e4m3fn": jnp.float8_e4m3fn}
+"""What ``kv_cache_dtype`` calls a cache with a scale for each token and kv head."""
+OLDEST_WITH_FLOAT8 = 8.9
+"""Compute capability, where GPUs convert it."""
 ACCELERATOR_DEFAULTS = {"max_num_seqs": 256, "max_num_batched_tokens": 8192, "block_size": 64}
 
 
@@ -202,13 +208,18 @@ def _model_length(length: int | str | None) -> int | None:
 
 
 def cache_spec(model: Model, dtype: Any, max_model_len: int | None = None) -> KVSpec:
-    """What the cache holds per token. dtype: "auto", the model's own, which the attention kernels ask for, or "int8"
-    (vLLM's "int8_per_token_head"). max_model_len: the longest sequence; the model's context by default."""
+    """What the cache holds per token. dtype: "auto", the model's own, which the attention kernels ask for, "int8"
+    or "fp8" (vLLM's "int8_per_token_head" and "fp8_per_token_head"). max_model_len: the longest sequence; the model's
+    context by default."""
     platform = jax.default_backend()
-    if _is_int8(dtype):
-        return kv_spec(model.config, jnp.int8, max_model_len)
-    refused = ParameterError("kv_cache_dtype", dtype, f"'auto', the model's dtype, which is {model.dtype.name!r}, or "
-                             "'int8'")
+    if (kept := _scaled_dtype(dtype)) is not None:
+        capability = getattr(jax.devices()[0], "compute_capability", None)
+        if kept == jnp.float8_e4m3fn and capability is not None and float(capability) < OLDEST_WITH_FLOAT8:
+            raise ParameterError("kv_cache_dtype", dtype, f"'auto' or 'int8': float8 needs a GPU of compute capability "
+                                 f"{OLDEST_WITH_FLOAT8} or newer, this one has {capability}")
+        return kv_spec(model.config, kept, max_model_len)
+    refused = ParameterError("kv_cache_dtype", dtype, f"'auto', the model's dtype, which is {model.dtype.name!r}, "
+                             "'int8' or 'fp8'")
     try:
         found = model.dtype if dtype == "auto" else resolve_dtype(dtype, platform, "kv_cache_dtype")
     except ParameterError:
@@ -218,13 +229,14 @@ def cache_spec(model: Model, dtype: Any, max_model_len: int | None = None) -> KV
     return kv_spec(model.config, model.dtype, max_model_len)
 
 
-def _is_int8(dtype: Any) -> bool:
+def _scaled_dtype(dtype: Any) -> Any:
+    """The dtype of a cache whose numbers have scales, or ``None``."""
     if isinstance(dtype, str):
-        return dtype in ("int8", "int8_per_token_head")
+        return SCALED_DTYPES.get(dtype)
     try:
-        return jnp.dtype(dtype) == jnp.int8
+        return next((kept for kept in SCALED_DTYPES.values() if jnp.dtype(dtype) == kept), None)
     except TypeError:
-        return False
+        return None
 
 
 def layers_per_program() -> int:
