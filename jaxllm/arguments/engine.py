@@ -45,8 +45,8 @@ ENGINE_ARGUMENTS = ArgumentTable("LLM", [
         gpu_memory_utilization=(0.9, "of accelerators only; on the host `kv_cache_bytes`"),
         kv_cache_memory_bytes=(None, "the same as `kv_cache_bytes`, jaxllm's name; also \"16G\""),
         kv_cache_dtype=("auto", "the model's dtype, \"int8\" or \"fp8\" (also \"fp8_e4m3\"): each token's keys and "
-                        "values with a scale per kv head, as \"int8_per_token_head\" and \"fp8_per_token_head\", which are "
-                        "names of them; others are refused"),
+                        "values with a scale per kv head, as \"int8_per_token_head\" and \"fp8_per_token_head\", "
+                        "which are names of them; others are refused"),
         swap_space=(4, 'works: preempted requests move to host memory and back; GiB, or "16G"; default 0'),
         enable_prefix_caching=(None, "on; outputs are the same with and without, to the bit"),
         scheduling_policy=("fcfs", ""),
