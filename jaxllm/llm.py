@@ -102,6 +102,8 @@ class LLM:
     logits_processors: JAX functions ``(logits, state) -> logits`` by name, for requests to choose from.
     overlap: plan and dispatch each step while the one before it runs; without, one step is done before the next is
         planned. Outputs are the same.
+    deterministic: outputs are the same bits in any batch on a GPU too, by kernels that add up in one order, at some
+        cost in speed. On CPUs they always are, and this changes nothing. Refused for what there are no such kernels.
     speculative_config: guess tokens ahead from earlier occurrences of the last ones, where that pays; outputs are the
         same to the bit. "auto" does so on CPUs, ``None`` never; {"method": "ngram", "num_speculative_tokens": 31,
         "prompt_lookup_max": 4, "prompt_lookup_min": 2} are the defaults, and all that there is.
@@ -151,6 +153,7 @@ class LLM:
         logprobs_mode: LogprobsMode = "raw_logprobs",
         logits_processors: Mapping[str, LogitsProcessor] | None = None,
         overlap: bool = True,
+        deterministic: bool = False,
         speculative_config: Mapping[str, Any] | str | None = "auto",
         generation_config: str | os.PathLike[str] = "auto",
         override_generation_config: Mapping[str, Any] | None = None,
@@ -188,6 +191,7 @@ class LLM:
             seed=seed,
             logits_processors=logits_processors,
             overlap=overlap,
+            deterministic=deterministic,
             speculative_config=speculative_config,
         )
         check_quantization(quantization)

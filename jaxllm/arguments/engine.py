@@ -155,7 +155,7 @@ ENGINE_ARGUMENTS = ArgumentTable("LLM", [
              show_hidden_metrics_for_version=None, kv_cache_metrics=False, kv_cache_metrics_sample=0.01,
              cudagraph_metrics=False, enable_layerwise_nvtx_tracing=False, enable_mfu_metrics=False,
              enable_logging_iteration_details=False, enable_mm_processor_stats=False),
-], own=("kv_cache_bytes", "first_step", "overlap", "mesh"))
+], own=("kv_cache_bytes", "first_step", "overlap", "deterministic", "mesh"))
 
 GENERATE_ARGUMENTS = ArgumentTable("generate", [
     *honoured(

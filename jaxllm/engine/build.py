@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxllm.checks import check_integer, check_real
+from jaxllm.checks import check_bool, check_integer, check_real
 from jaxllm.config import (
     MAX_BATCHED_TOKENS,
     MAX_BLOCK_SIZE,
@@ -42,6 +42,7 @@ from jaxllm.sampling import LogitsProcessor, check_processors
 from jaxllm.sampling_params import LogprobsMode
 from jaxllm.speculative.config import read_speculative_config
 from jaxllm.tokenization import Tokenizer
+from pallas_kernels import implementations
 
 CPU_DEFAULTS = {"max_num_seqs": 64, "max_num_batched_tokens": 512, "block_size": 32}
 CPU_LAYERS_PER_PROGRAM = 10
@@ -79,10 +80,12 @@ class EngineSizes:
     logprobs_mode: LogprobsMode = "raw_logprobs"
     seed: int | None = None
     overlap: bool = True
+    deterministic: bool = False
     speculative_config: Any = "auto"
     logits_processors: Mapping[str, LogitsProcessor] | None = None
 
     def __post_init__(self) -> None:
+        check_bool("deterministic", self.deterministic)
         # Before a model is looked for: whether it is on depends on the machine, whether it is sound does not.
         read_speculative_config(self.speculative_config, on_host=True)
         if self.kv_cache_bytes is not None and self.kv_cache_memory_bytes is not None:
@@ -122,6 +125,9 @@ def choose_config(model: Model, sizes: EngineSizes, tokenizer: Tokenizer | None 
     check_integer("block_size", chosen["block_size"], 1, MAX_BLOCK_SIZE)
     chosen = {name: int(value) for name, value in chosen.items()}
     check_real("gpu_memory_utilization", sizes.gpu_memory_utilization, 0.0, 1.0, open_low=True)
+    if sizes.deterministic and not on_host:
+        for stage in stages:
+            check_deterministic(stage, platform)
     length = _model_length(sizes.max_model_len)
     spec = cache_spec(stages[0].local, sizes.kv_cache_dtype, length)
     block_size = chosen["block_size"]
@@ -170,6 +176,7 @@ def choose_config(model: Model, sizes: EngineSizes, tokenizer: Tokenizer | None 
         logprobs_mode=sizes.logprobs_mode,
         seed=sizes.seed,
         overlap=sizes.overlap,
+        deterministic=sizes.deterministic and not on_host,
         speculation=read_speculative_config(sizes.speculative_config, on_host=on_host),
         logits_processors=check_processors({} if sizes.logits_processors is None else sizes.logits_processors,
                                            vocab_size, max_model_len),
@@ -197,6 +204,26 @@ def _runner_of(replica: Partition | Pipeline, programs: list[Programs], params: 
     if isinstance(replica, Partition):
         return Runner(programs[0], params)
     return PipelineRunner(programs, StagedWeights(replica, params))
+
+
+def check_deterministic(partition: Partition, platform: str) -> None:
+    """Raise ParameterError where an accelerator has no kernels whose bits do not depend on the batch."""
+    model = partition.whole
+    missing = {
+        f"GPUs, and CPUs, where it is always so, not on {platform}": platform != "gpu",
+        "one device: sums over several are in an order of their own": partition.size > 1,
+        f"models in bfloat16 or float16, not {model.dtype.name}": model.dtype not in (jnp.bfloat16, jnp.float16),
+        "weights that are not quantized": bool(model.quantized),
+        "attention without latents": model.config.latent is not None,
+        "attention without biases by distance": model.config.alibi_slopes is not None,
+        "heads of up to 256 numbers, a multiple of 16": model.config.head_dim % 16 != 0 or model.config.head_dim > 256,
+        "attention without chunks": any(map(model.config.chunk_of, range(model.config.num_layers))),
+    }
+    for condition, is_missing in missing.items():
+        if is_missing:
+            raise ParameterError("deterministic", True, f"False here; True on {condition}")
+    if "triton" not in implementations("matmul"):
+        raise ParameterError("deterministic", True, "False without the packages of jaxllm[cuda13]: Triton is missing")
 
 
 def _model_length(length: int | str | None) -> int | None:

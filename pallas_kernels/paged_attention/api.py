@@ -88,13 +88,15 @@ def paged_attention(
             ``-inf`` for padding tokens.
         deterministic: a query's bits are a function of its row's tokens and the tables' width: the same whether or not
             it is its row's only one, with any other rows, padding and physical blocks. On a CPU they are in any case.
-            Elsewhere it costs some speed, and implementations that cannot keep it raise ValueError.
+            Elsewhere it costs some speed, and implementations that cannot keep it raise ValueError. The metadata can
+            say it for all layers.
         implementation: a name from ``registry.implementations("paged_attention")``.
     """
     _check(q, k_pool, v_pool, metadata, scale, window, chunk, soft_cap, {"sinks": sinks, "alibi_slopes": alibi_slopes})
     operands = {"q": q, "k_pool": k_pool, "v_pool": v_pool, "metadata": metadata}
     options = {"scale": scale, "window": window, "chunk": chunk, "soft_cap": soft_cap, "sinks": sinks,
-               "alibi_slopes": alibi_slopes, "return_lse": return_lse, "deterministic": deterministic}
+               "alibi_slopes": alibi_slopes, "return_lse": return_lse,
+               "deterministic": deterministic or metadata.deterministic}
     choice = registry.choose("paged_attention", implementation, operands=operands | options)
     return choice.run(**operands, **options)
 
