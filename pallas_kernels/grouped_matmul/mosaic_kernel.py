@@ -78,6 +78,17 @@ class _Tile(NamedTuple):
     so_far: Array
 
 
+def columns_of(outputs: int, tiles: MatmulTiles, itemsize: int) -> int | None:
+    """Columns of a consumer: the most that deal out the outputs evenly, or ``None``.
+
+    In shared memory a row of results is a multiple of 128 bytes, where copies by TMA have to begin; and results in
+    float32, where consumers have many columns, must leave room for the rings.
+    """
+    unit = 128 // itemsize
+    most = tiles.columns // (2 if itemsize == 4 and tiles.across == 1 else 1) // tiles.across
+    return next((size for size in range(most, 0, -unit) if outputs % (size * tiles.across) == 0), None)
+
+
 def multiply(
     x: Float[Array, "T I"],
     weights: Float[Array, "E O I"],
@@ -88,7 +99,7 @@ def multiply(
     num_multiprocessors: int,
     interpret: Any,
 ) -> Float[Array, "T O"]:
-    """The product of each row with its group's weights. I is a multiple of ``tiles.inner``, O of 64.
+    """The product of each row with its group's weights. I is a multiple of ``tiles.inner``; for O see `columns_of`.
 
     Rows that no multiple of 8 are, or fewer than a tile's, are copied to where they are.
     """
@@ -96,9 +107,10 @@ def multiply(
     num_groups, outputs, _ = weights.shape
     rows = ROWS * tiles.down
     padded = max(rows, -(-num_rows // GRANULE) * GRANULE)
-    most = tiles.columns // 2 if jnp.dtype(out_dtype).itemsize == 4 and tiles.across == 1 else tiles.columns
-    block_columns = next(size for size in range(most, 0, -ROWS) if outputs % size == 0)
-    plan = _Plan(tiles, num_groups, outputs, block_columns // tiles.across, inner // tiles.inner, num_multiprocessors)
+    columns = columns_of(outputs, tiles, jnp.dtype(out_dtype).itemsize)
+    if columns is None:
+        raise ValueError(f"outputs={outputs} are no multiple of what {tiles} takes")
+    plan = _Plan(tiles, num_groups, outputs, columns, inner // tiles.inner, num_multiprocessors)
     fields, count = cut_into_tiles(group_sizes, num_rows, padded, rows)
     return plgpu.kernel(
         partial(_body, plan=plan),

@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Int32
 
-from pallas_kernels.grouped_matmul.mosaic_kernel import multiply
+from pallas_kernels.grouped_matmul.mosaic_kernel import columns_of, multiply
 from pallas_kernels.mosaic_gpu.device import architecture, num_multiprocessors
 from pallas_kernels.mosaic_gpu.tiles import GROUPED_MATMUL, MANY_ROWS, MatmulTiles
 
@@ -40,8 +40,10 @@ def grouped_matmul_pallas(
     """
     if scales is not None:
         raise ValueError("scales must be None: weights are not quantized here")
+    itemsize = jnp.dtype(out_dtype).itemsize
     if tiles is None:
-        rows = "many" if x.shape[0] >= MANY_ROWS * weights.shape[0] else "few"
-        tiles = GROUPED_MATMUL["hopper" if interpret else architecture()][rows]
+        known = GROUPED_MATMUL["hopper" if interpret else architecture()]
+        few = x.shape[0] < MANY_ROWS * weights.shape[0]
+        tiles = known["few"] if few and columns_of(weights.shape[1], known["few"], itemsize) else known["many"]
     return multiply(x, weights, group_sizes, out_dtype, tiles=tiles,
                     num_multiprocessors=2 if interpret else num_multiprocessors(), interpret=interpret)

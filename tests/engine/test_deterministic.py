@@ -27,7 +27,8 @@ def test_on_a_cpu_it_is_accepted_and_changes_nothing():
         build.EngineSizes(deterministic="yes")
 
 
-@pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": False}])
+@pytest.mark.parametrize("changes", [
+    {}, pytest.param({"tie_word_embeddings": False}, marks=pytest.mark.sweep)])
 def test_a_step_with_weights_in_fixed_order_computes_what_one_without_does(monkeypatch, changes):
     given = [(prompt, greedy(3, logprobs=2)) for prompt in prompts(3)]
     choose = build.choose_config

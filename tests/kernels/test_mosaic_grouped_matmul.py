@@ -15,6 +15,7 @@ from kernels.mosaic_interpreter import multiply
 from pallas_kernels import registry
 from pallas_kernels.aot.gpus import lowering_for
 from pallas_kernels.grouped_matmul import oracle
+from pallas_kernels.grouped_matmul.mosaic_kernel import columns_of
 from pallas_kernels.mosaic_gpu.tiles import GROUPED_MATMUL, MatmulTiles
 
 FEW = MatmulTiles(columns=128, down=1, across=2, inner=64, stages=2)
@@ -63,9 +64,23 @@ def test_equals_the_oracle(sizes, tiles):
 
 @pytest.mark.sweep
 @pytest.mark.parametrize(("outputs", "tiles", "out_dtype"), [
-    (64, "few", "float16"), (192, "many", "float16"), (320, "few", "float32"), (64, "many", "float32")])
-def test_float16_and_outputs_that_fill_no_whole_tile(outputs, tiles, out_dtype):
+    (384, "few", "float16"), (192, "many", "float16"), (320, "few", "float32"), (64, "many", "float32")])
+def test_float16_and_several_columns_of_tiles(outputs, tiles, out_dtype):
     check(operands((30, 9), 50, "float16", 64, outputs), TILES[tiles], out_dtype)
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize("tiles", GROUPED_MATMUL["hopper"])
+def test_rows_of_results_begin_where_copies_may(tiles, itemsize):
+    """TMA takes addresses in shared memory that are multiples of 128; nothing checks that without a GPU."""
+    chosen = GROUPED_MATMUL["hopper"][tiles]
+    for outputs in (64, 768, 1536, 2048, 2880, 5760):
+        columns = columns_of(outputs, chosen, itemsize)
+        assert columns is not None or (tiles == "few" and outputs % 128 != 0)
+        assert columns is None or (columns * itemsize % 128 == 0 and outputs % (columns * chosen.across) == 0)
+        staged = 2 * 64 * (columns or 0) * itemsize
+        ring = chosen.stages * 64 * 2 * 64 * chosen.down + chosen.stages * 64 * 2 * (columns or 0) * chosen.across
+        assert staged + ring < 227 * 1024
 
 
 def operands_of(dtype=jnp.bfloat16, weights_dtype=None, outputs=128, scales=None):
