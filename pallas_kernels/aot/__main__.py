@@ -2,8 +2,9 @@
 
 FUNCTION gets the name of a GPU and returns `Case`s, an iterable. Every case prints one line of JSON: "gpu", "case",
 "kernels" and "collectives", XLA's by kind; or "error". A kernel is a `Kernel` without its PTX, but with how often the
-``INSTRUCTIONS`` stand in it, and with how many groups of copies may still be under way where it waits for one
-("copies_ahead"). ``--ptx FOLDER`` also writes the PTX. The exit code is 1 if a case failed.
+``INSTRUCTIONS`` stand in it, and with how many groups of copies, and of products of warpgroups, may still be under way
+where it waits for one ("copies_ahead", "products_ahead"). ``--ptx FOLDER`` also writes the PTX. The exit code is 1 if a
+case failed.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ def describe(kernel: aot.Kernel) -> dict[str, Any]:
         "name", "target", "registers", "stack_bytes", "spill_bytes", "shared_bytes", "threads")}
     waits = [int(number, 0) for number in re.findall(r"cp\.async\.wait_group\s+(\w+)", kernel.ptx)]
     counts = {name: kernel.count(name) for name in INSTRUCTIONS}
-    return fields | {"copies_ahead": max(waits, default=0), "instructions": counts}
+    products = [int(number) for number in re.findall(r"wgmma\.wait_group\.sync\.aligned\s+(\d+)", kernel.ptx)]
+    ahead = {"copies_ahead": max(waits, default=0), "products_ahead": max(products, default=0)}
+    return fields | ahead | {"instructions": counts}
 
 
 def count_collectives(program: str) -> dict[str, int]:

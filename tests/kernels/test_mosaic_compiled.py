@@ -60,6 +60,7 @@ def check_products(kernels: list[dict]) -> None:
     instructions = kernel["instructions"]
     assert instructions["wgmma.mma_async"] >= 4  # 64 products a step, 16 an instruction
     assert instructions["wgmma.wait_group"] == 2  # for all but one in the loop, and for all after it
+    assert kernel["products_ahead"] == 1
     assert instructions["cp.async.bulk.tensor"] >= 3  # rows, weights, results
     assert instructions["mbarrier"] > 0
 
