@@ -38,8 +38,8 @@ class EngineConfig:
     guess tokens ahead where that pays; ``None`` is off. logits_processors: names and JAX functions, compiled into the
     sampler (``LogitsProcessor``). data_parallel_size: replicas of the model, each of which has all these sizes to
     itself. pipeline_parallel_size: stages that the layers are cut into, and steps that are on their way through them at
-    once, which share ``max_num_batched_tokens``. deterministic: take kernels whose bits do not
-    depend on the batch where, as on GPUs, those of the platform's defaults do.
+    once, which share ``max_num_batched_tokens``. deterministic: take kernels whose bits do not depend on the batch
+    where, as on GPUs, those of the platform's defaults do.
     """
 
     max_num_seqs: int
