@@ -38,7 +38,8 @@ class EngineConfig:
     guess tokens ahead where that pays; ``None`` is off. logits_processors: names and JAX functions, compiled into the
     sampler (``LogitsProcessor``). data_parallel_size: replicas of the model, each of which has all these sizes to
     itself. pipeline_parallel_size: stages that the layers are cut into, and steps that are on their way through them at
-    once, which share ``max_num_batched_tokens``.
+    once, which share ``max_num_batched_tokens``. deterministic: take kernels whose bits do not depend on the batch
+    where, as on GPUs, those of the platform's defaults do.
     """
 
     max_num_seqs: int
@@ -60,6 +61,7 @@ class EngineConfig:
     logits_processors: tuple[tuple[str, Any], ...] = ()
     data_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         check_integer("max_num_seqs", self.max_num_seqs, 1, MAX_NUM_SEQS)

@@ -90,8 +90,8 @@ class LLM:
     block_size: tokens per cache block (default 32 on CPUs, 64 elsewhere).
     kv_cache_bytes: bytes of the KV cache, also as "512M" or "16G"; ``None`` chooses by free memory
         (``jaxllm.config.plan_memory``). ``kv_cache_memory_bytes`` is the same under vLLM's name.
-    kv_cache_dtype: "auto" (as ``dtype``), that dtype, or "int8": keys and values in bytes, each token's with a scale
-        per kv head, half the memory of bfloat16 and half of what attention reads; others are refused.
+    kv_cache_dtype: "auto" (as ``dtype``), that dtype, or "int8" or "fp8" (e4m3): keys and values in bytes, each token's
+        with a scale per kv head, half the memory of bfloat16 and half of what attention reads; others are refused.
     gpu_memory_utilization: share of an accelerator's memory that weights and cache may take.
     swap_space: host memory for what preempted requests have computed: a number of GiB, or "512M" or "16G"; without,
         they are computed anew.
@@ -102,6 +102,8 @@ class LLM:
     logits_processors: JAX functions ``(logits, state) -> logits`` by name, for requests to choose from.
     overlap: plan and dispatch each step while the one before it runs; without, one step is done before the next is
         planned. Outputs are the same.
+    deterministic: outputs are the same bits in any batch on a GPU too, by kernels that add up in one order, at some
+        cost in speed. On CPUs they always are, and this changes nothing. Refused for what there are no such kernels.
     speculative_config: guess tokens ahead from earlier occurrences of the last ones, where that pays; outputs are the
         same to the bit. "auto" does so on CPUs, ``None`` never; {"method": "ngram", "num_speculative_tokens": 31,
         "prompt_lookup_max": 4, "prompt_lookup_min": 2} are the defaults, and all that there is.
@@ -151,6 +153,7 @@ class LLM:
         logprobs_mode: LogprobsMode = "raw_logprobs",
         logits_processors: Mapping[str, LogitsProcessor] | None = None,
         overlap: bool = True,
+        deterministic: bool = False,
         speculative_config: Mapping[str, Any] | str | None = "auto",
         generation_config: str | os.PathLike[str] = "auto",
         override_generation_config: Mapping[str, Any] | None = None,
@@ -188,6 +191,7 @@ class LLM:
             seed=seed,
             logits_processors=logits_processors,
             overlap=overlap,
+            deterministic=deterministic,
             speculative_config=speculative_config,
         )
         check_quantization(quantization)

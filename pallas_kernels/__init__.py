@@ -16,7 +16,6 @@ implementations behind one contract; `explain` says which one runs and why.
 from pallas_kernels.builtin import register_all as _register_all
 from pallas_kernels.gated_matmul import gated_matmul
 from pallas_kernels.grouped_matmul import grouped_matmul
-from pallas_kernels.int8_pool import Int8Pool
 from pallas_kernels.kv_write import kv_write
 from pallas_kernels.matmul import matmul
 from pallas_kernels.paged_attention import (
@@ -30,10 +29,12 @@ from pallas_kernels.quantized import dequantize, quantized_gated_matmul, quantiz
 from pallas_kernels.registry import explain, implementations, operations
 from pallas_kernels.rms_norm import rms_norm
 from pallas_kernels.rope_kv_write import rope_kv_write
+from pallas_kernels.scaled_pool import Float8Pool, Int8Pool
 
 _register_all()
 
 __all__ = [
+    "Float8Pool",
     "Int8Pool",
     "PagedAttentionMetadata",
     "TokenRows",

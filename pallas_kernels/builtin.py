@@ -25,6 +25,7 @@ def register_all() -> None:
     _register(
         "grouped_matmul",
         cpu="native, bfloat16",
+        pallas="Mosaic GPU: TMA and wgmma, Hopper",
         triton="work that follows the rows, Ampere and newer",
         xla="a loop over tiles, any backend",
         oracle="float64 on the host, for tests",

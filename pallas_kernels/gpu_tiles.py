@@ -5,9 +5,9 @@ Bits depend on tiles. Whoever changes a line here changes results in the last pl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -25,15 +25,11 @@ class AttentionTile:
 
 @dataclass(frozen=True)
 class AttentionTiles:
-    """prefill and decode where the fastest is wanted; reproducible: for both, where they have to agree to the bit.
-
-    decode_int8: decode over pools of int8.
-    """
+    """prefill and decode where the fastest is wanted; reproducible: for both, where they have to agree to the bit."""
 
     prefill: AttentionTile
     decode: AttentionTile
     reproducible: AttentionTile
-    decode_int8: AttentionTile = AttentionTile(16, 32, 4, 3)
 
 
 @dataclass(frozen=True)
@@ -59,26 +55,42 @@ _ATTENTION = {
     80: {
         64: AttentionTiles(AttentionTile(64, 32, 4, 3), AttentionTile(16, 64, 4, 3), AttentionTile(64, 32, 8, 3)),
         128: AttentionTiles(AttentionTile(64, 32, 4, 3), AttentionTile(16, 64, 4, 3), AttentionTile(64, 32, 8, 3)),
-        256: AttentionTiles(AttentionTile(64, 32, 8, 2), AttentionTile(16, 32, 4, 3), AttentionTile(32, 32, 8, 2)),
+        256: AttentionTiles(AttentionTile(64, 32, 8, 3), AttentionTile(16, 32, 4, 3), AttentionTile(32, 32, 8, 3)),
     },
     90: {
         64: AttentionTiles(AttentionTile(128, 64, 8, 3), AttentionTile(16, 64, 4, 3), AttentionTile(64, 64, 4, 3)),
         128: AttentionTiles(AttentionTile(128, 64, 8, 3), AttentionTile(16, 64, 4, 3), AttentionTile(64, 64, 8, 3)),
-        256: AttentionTiles(AttentionTile(64, 32, 8, 3), AttentionTile(16, 32, 4, 3), AttentionTile(64, 32, 8, 3)),
+        256: AttentionTiles(AttentionTile(64, 32, 8, 3), AttentionTile(16, 32, 4, 3), AttentionTile(64, 32, 8, 2)),
     },
     100: {
         64: AttentionTiles(AttentionTile(128, 64, 8, 3), AttentionTile(16, 64, 4, 3), AttentionTile(64, 32, 4, 3)),
         128: AttentionTiles(AttentionTile(128, 64, 8, 3), AttentionTile(16, 64, 4, 3), AttentionTile(64, 32, 8, 3)),
-        256: AttentionTiles(AttentionTile(64, 32, 8, 3), AttentionTile(16, 32, 4, 3), AttentionTile(32, 32, 8, 2)),
+        256: AttentionTiles(AttentionTile(64, 32, 8, 3), AttentionTile(16, 32, 4, 3), AttentionTile(32, 32, 8, 3)),
     },
 }
 
 
-def attention_tiles(capability: int, head_dim: int) -> AttentionTiles:
-    """Those of the newest generation in the table up to a compute capability, and the next larger head dim."""
+# For pools in bytes, whose numbers are converted in registers, tiles that leave room for that; where there are none,
+# those of _ATTENTION, and decodes of 32 keys a step.
+_ATTENTION_SCALED = {
+    90: {
+        256: AttentionTiles(AttentionTile(64, 32, 8, 3), AttentionTile(16, 32, 4, 3), AttentionTile(32, 32, 8, 3)),
+    },
+}
+
+
+def attention_tiles(capability: int, head_dim: int, scaled: bool = False) -> AttentionTiles:
+    """Those of the newest generation in the table up to a compute capability, and the next larger head dim.
+
+    scaled: for pools in bytes.
+    """
     generation = max(known for known in _ATTENTION if known <= capability)
     sizes = _ATTENTION[generation]
-    return sizes[min((size for size in sizes if size >= head_dim), default=max(sizes))]
+    size = min((size for size in sizes if size >= head_dim), default=max(sizes))
+    if not scaled:
+        return sizes[size]
+    decode = AttentionTile(16, 32, 4, sizes[size].decode.stages)
+    return _ATTENTION_SCALED.get(generation, {}).get(size) or replace(sizes[size], decode=decode)
 
 
 _MATMUL = {

@@ -121,7 +121,7 @@ def choose(
     if from_environment := os.environ.get(variable):
         found = _named(known, operation, from_environment, variable, operands)
         return Choice(operation, found, f"{variable} is set")
-    platform = platform or _platform()
+    platform = platform or platform_of_trace()
     for candidate in known.values():
         if platform in candidate.default_on and _obstacle(candidate, operands) is None:
             return Choice(operation, candidate, f"the default on {platform}")
@@ -141,7 +141,7 @@ def explain(operation: str, implementation: str | None = None, platform: str | N
     return "\n".join(lines)
 
 
-def _platform() -> str:
+def platform_of_trace() -> str:
     """The platform of what is being traced: a program can be compiled for devices that are not here."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     return jax.default_backend() if device is None else device.platform

@@ -171,7 +171,7 @@ def test_models_that_cannot_be_served_are_refused_by_name(tmp_path):
 
 
 @pytest.mark.parametrize(("options", "name"), [
-    ({"kv_cache_dtype": "bfloat16"}, "kv_cache_dtype"), ({"kv_cache_dtype": "fp8"}, "or 'int8'"),
+    ({"kv_cache_dtype": "bfloat16"}, "kv_cache_dtype"), ({"kv_cache_dtype": "fp8_e5m2"}, "'int8' or 'fp8'"),
     ({"kv_cache_bytes": 10**15}, "kv_cache_bytes"), ({"kv_cache_bytes": 1}, "kv_cache_bytes"),
     ({"gpu_memory_utilization": 5}, "gpu_memory_utilization"), ({"gpu_memory_utilization": "x"}, "gpu_memory"),
     ({"dtype": "int8"}, "dtype"), ({"block_size": 0}, "block_size"), ({"max_num_seqs": "8"}, "max_num_seqs"),

@@ -44,7 +44,9 @@ ENGINE_ARGUMENTS = ArgumentTable("LLM", [
         block_size=(None, "32 on CPUs, 64 elsewhere"),
         gpu_memory_utilization=(0.9, "of accelerators only; on the host `kv_cache_bytes`"),
         kv_cache_memory_bytes=(None, "the same as `kv_cache_bytes`, jaxllm's name; also \"16G\""),
-        kv_cache_dtype=("auto", "the model's dtype, or \"int8\" (also \"int8_per_token_head\"); others are refused"),
+        kv_cache_dtype=("auto", "the model's dtype, \"int8\" or \"fp8\" (also \"fp8_e4m3\"): each token's keys and "
+                        "values with a scale per kv head, as \"int8_per_token_head\" and \"fp8_per_token_head\", "
+                        "which are names of them; others are refused"),
         swap_space=(4, 'works: preempted requests move to host memory and back; GiB, or "16G"; default 0'),
         enable_prefix_caching=(None, "on; outputs are the same with and without, to the bit"),
         scheduling_policy=("fcfs", ""),
@@ -153,7 +155,7 @@ ENGINE_ARGUMENTS = ArgumentTable("LLM", [
              show_hidden_metrics_for_version=None, kv_cache_metrics=False, kv_cache_metrics_sample=0.01,
              cudagraph_metrics=False, enable_layerwise_nvtx_tracing=False, enable_mfu_metrics=False,
              enable_logging_iteration_details=False, enable_mm_processor_stats=False),
-], own=("kv_cache_bytes", "first_step", "overlap", "mesh"))
+], own=("kv_cache_bytes", "first_step", "overlap", "deterministic", "mesh"))
 
 GENERATE_ARGUMENTS = ArgumentTable("generate", [
     *honoured(

@@ -81,7 +81,7 @@ class EngineOptions:
     kv_cache_bytes: Annotated[int | None, _engine(
         "--kv-cache-bytes", "Size of the KV cache, such as 512M or 2G.", parser=parse_bytes, metavar="BYTES")] = None
     kv_cache_dtype: Annotated[str, _engine(
-        "--kv-cache-dtype", "auto (as --dtype), that dtype, or int8.", show_default=True)] = "auto"
+        "--kv-cache-dtype", "auto (as --dtype), that dtype, int8 or fp8.", show_default=True)] = "auto"
     gpu_memory_utilization: Annotated[float, _engine(
         "--gpu-memory-utilization", "Share of a GPU's memory to use.", show_default=True)] = 0.9
     tensor_parallel_size: Annotated[int, _engine(

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxllm.checks import check_integer, check_real
+from jaxllm.checks import check_bool, check_integer, check_real
 from jaxllm.config import (
     MAX_BATCHED_TOKENS,
     MAX_BLOCK_SIZE,
@@ -42,11 +42,18 @@ from jaxllm.sampling import LogitsProcessor, check_processors
 from jaxllm.sampling_params import LogprobsMode
 from jaxllm.speculative.config import read_speculative_config
 from jaxllm.tokenization import Tokenizer
+from pallas_kernels import implementations
 
 CPU_DEFAULTS = {"max_num_seqs": 64, "max_num_batched_tokens": 512, "block_size": 32}
 CPU_LAYERS_PER_PROGRAM = 10
 FEW_WEIGHT_BYTES = 512 << 20
 """Less than that is read in a second, and what compiling takes meanwhile, 0.1 GiB, is much beside it."""
+SCALED_DTYPES = {
+    "int8": jnp.int8, "int8_per_token_head": jnp.int8, "fp8": jnp.float8_e4m3fn, "fp8_e4m3": jnp.float8_e4m3fn,
+    "fp8_per_token_head": jnp.float8_e4m3fn, "float8_e4m3fn": jnp.float8_e4m3fn}
+"""What ``kv_cache_dtype`` calls a cache with a scale for each token and kv head."""
+OLDEST_WITH_FLOAT8 = 8.9
+"""Compute capability, where GPUs convert it."""
 ACCELERATOR_DEFAULTS = {"max_num_seqs": 256, "max_num_batched_tokens": 8192, "block_size": 64}
 
 
@@ -73,10 +80,12 @@ class EngineSizes:
     logprobs_mode: LogprobsMode = "raw_logprobs"
     seed: int | None = None
     overlap: bool = True
+    deterministic: bool = False
     speculative_config: Any = "auto"
     logits_processors: Mapping[str, LogitsProcessor] | None = None
 
     def __post_init__(self) -> None:
+        check_bool("deterministic", self.deterministic)
         # Before a model is looked for: whether it is on depends on the machine, whether it is sound does not.
         read_speculative_config(self.speculative_config, on_host=True)
         if self.kv_cache_bytes is not None and self.kv_cache_memory_bytes is not None:
@@ -116,6 +125,9 @@ def choose_config(model: Model, sizes: EngineSizes, tokenizer: Tokenizer | None 
     check_integer("block_size", chosen["block_size"], 1, MAX_BLOCK_SIZE)
     chosen = {name: int(value) for name, value in chosen.items()}
     check_real("gpu_memory_utilization", sizes.gpu_memory_utilization, 0.0, 1.0, open_low=True)
+    if sizes.deterministic and not on_host:
+        for stage in stages:
+            check_deterministic(stage, platform)
     length = _model_length(sizes.max_model_len)
     spec = cache_spec(stages[0].local, sizes.kv_cache_dtype, length)
     block_size = chosen["block_size"]
@@ -164,6 +176,7 @@ def choose_config(model: Model, sizes: EngineSizes, tokenizer: Tokenizer | None 
         logprobs_mode=sizes.logprobs_mode,
         seed=sizes.seed,
         overlap=sizes.overlap,
+        deterministic=sizes.deterministic and not on_host,
         speculation=read_speculative_config(sizes.speculative_config, on_host=on_host),
         logits_processors=check_processors({} if sizes.logits_processors is None else sizes.logits_processors,
                                            vocab_size, max_model_len),
@@ -193,6 +206,26 @@ def _runner_of(replica: Partition | Pipeline, programs: list[Programs], params: 
     return PipelineRunner(programs, StagedWeights(replica, params))
 
 
+def check_deterministic(partition: Partition, platform: str) -> None:
+    """Raise ParameterError where an accelerator has no kernels whose bits do not depend on the batch."""
+    model = partition.whole
+    missing = {
+        f"GPUs, and CPUs, where it is always so, not on {platform}": platform != "gpu",
+        "one device: sums over several are in an order of their own": partition.size > 1,
+        f"models in bfloat16 or float16, not {model.dtype.name}": model.dtype not in (jnp.bfloat16, jnp.float16),
+        "weights that are not quantized": bool(model.quantized),
+        "attention without latents": model.config.latent is not None,
+        "attention without biases by distance": model.config.alibi_slopes is not None,
+        "heads of up to 256 numbers, a multiple of 16": model.config.head_dim % 16 != 0 or model.config.head_dim > 256,
+        "attention without chunks": any(map(model.config.chunk_of, range(model.config.num_layers))),
+    }
+    for condition, is_missing in missing.items():
+        if is_missing:
+            raise ParameterError("deterministic", True, f"False here; True on {condition}")
+    if "triton" not in implementations("matmul"):
+        raise ParameterError("deterministic", True, "False without the packages of jaxllm[cuda13]: Triton is missing")
+
+
 def _model_length(length: int | str | None) -> int | None:
     """``max_model_len`` as a number, or ``None`` where what fits is to be taken."""
     if length is None or length == "auto":
@@ -202,13 +235,18 @@ def _model_length(length: int | str | None) -> int | None:
 
 
 def cache_spec(model: Model, dtype: Any, max_model_len: int | None = None) -> KVSpec:
-    """What the cache holds per token. dtype: "auto", the model's own, which the attention kernels ask for, or "int8"
-    (vLLM's "int8_per_token_head"). max_model_len: the longest sequence; the model's context by default."""
+    """What the cache holds per token. dtype: "auto", the model's own, which the attention kernels ask for, "int8"
+    or "fp8" (vLLM's "int8_per_token_head" and "fp8_per_token_head"). max_model_len: the longest sequence; the model's
+    context by default."""
     platform = jax.default_backend()
-    if _is_int8(dtype):
-        return kv_spec(model.config, jnp.int8, max_model_len)
-    refused = ParameterError("kv_cache_dtype", dtype, f"'auto', the model's dtype, which is {model.dtype.name!r}, or "
-                             "'int8'")
+    if (kept := _scaled_dtype(dtype)) is not None:
+        capability = getattr(jax.devices()[0], "compute_capability", None)
+        if kept == jnp.float8_e4m3fn and capability is not None and float(capability) < OLDEST_WITH_FLOAT8:
+            raise ParameterError("kv_cache_dtype", dtype, f"'auto' or 'int8': float8 needs a GPU of compute capability "
+                                 f"{OLDEST_WITH_FLOAT8} or newer, this one has {capability}")
+        return kv_spec(model.config, kept, max_model_len)
+    refused = ParameterError("kv_cache_dtype", dtype, f"'auto', the model's dtype, which is {model.dtype.name!r}, "
+                             "'int8' or 'fp8'")
     try:
         found = model.dtype if dtype == "auto" else resolve_dtype(dtype, platform, "kv_cache_dtype")
     except ParameterError:
@@ -218,13 +256,14 @@ def cache_spec(model: Model, dtype: Any, max_model_len: int | None = None) -> KV
     return kv_spec(model.config, model.dtype, max_model_len)
 
 
-def _is_int8(dtype: Any) -> bool:
+def _scaled_dtype(dtype: Any) -> Any:
+    """The dtype of a cache whose numbers have scales, or ``None``."""
     if isinstance(dtype, str):
-        return dtype in ("int8", "int8_per_token_head")
+        return SCALED_DTYPES.get(dtype)
     try:
-        return jnp.dtype(dtype) == jnp.int8
+        return next((kept for kept in SCALED_DTYPES.values() if jnp.dtype(dtype) == kept), None)
     except TypeError:
-        return False
+        return None
 
 
 def layers_per_program() -> int:

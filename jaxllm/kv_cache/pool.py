@@ -9,9 +9,9 @@ from jaxtyping import Array, Int
 
 from jaxllm.kv_cache.pages import unfilled
 from jaxllm.kv_cache.spec import KVSpec
-from pallas_kernels import Int8Pool
+from pallas_kernels import Float8Pool, Int8Pool
 
-KVPool = list[dict[str, Array | Int8Pool]]
+KVPool = list[dict[str, Array | Int8Pool | Float8Pool]]
 """Per pool position, the entries of ``KVSpec`` by name, each head-major ``[P blocks, K heads, S slots, H size]``."""
 
 

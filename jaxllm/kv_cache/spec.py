@@ -13,14 +13,18 @@ import jax.numpy as jnp
 from jaxtyping import DTypeLike
 
 from jaxllm.models.config import DecoderConfig
-from pallas_kernels import Int8Pool
+from pallas_kernels import Float8Pool, Int8Pool
+
+_POOLS = {jnp.dtype(jnp.int8): Int8Pool, jnp.dtype(jnp.float8_e4m3fn): Float8Pool}
+"""Of numbers that have scales."""
 
 
 @dataclasses.dataclass(frozen=True)
 class KVEntry:
     """What a layer keeps under a name: ``heads`` x ``size`` numbers of ``dtype`` per slot, ``[P, heads, S, size]``.
 
-    Numbers in int8 have a scale of ``scale_dtype`` for each slot and head beside them, ``[P, heads, S]``.
+    Numbers in int8 and float8_e4m3fn have a scale of ``scale_dtype`` for each slot and head beside them,
+    ``[P, heads, S]``.
     """
 
     heads: int
@@ -32,12 +36,13 @@ class KVEntry:
     @property
     def dtype_name(self) -> str:
         """As ``kv_cache_dtype`` names it."""
-        return jnp.dtype(self.dtype).name
+        name = jnp.dtype(self.dtype).name
+        return "fp8" if name == "float8_e4m3fn" else name
 
     @property
     def quantized(self) -> bool:
         """Whether there are scales."""
-        return jnp.dtype(self.dtype) == jnp.int8
+        return jnp.dtype(self.dtype) in _POOLS
 
     @property
     def bytes_per_slot(self) -> int:
@@ -46,13 +51,13 @@ class KVEntry:
         return self.heads * (self.size * jnp.dtype(self.dtype).itemsize + scale)
 
     def abstract(self, num_blocks: int, block_size: int) -> Any:
-        """Shapes and dtypes of what is kept: an array, or an ``Int8Pool`` of two."""
+        """Shapes and dtypes of what is kept: an array, or a pool of two."""
         slots = (num_blocks, self.heads, block_size)
         values = jax.ShapeDtypeStruct((*slots, self.size), jnp.dtype(self.dtype))
         if not self.quantized:
             return values
         scales: Any = jax.ShapeDtypeStruct(slots, jnp.dtype(self.scale_dtype))
-        return Int8Pool(cast(Any, values), scales)
+        return _POOLS[jnp.dtype(self.dtype)](cast(Any, values), scales)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +132,8 @@ class KVSpec:
 
 
 def kv_spec(config: DecoderConfig, dtype: DTypeLike, max_model_len: int | None = None) -> KVSpec:
-    """Keys and values of every layer in ``dtype``, which may be int8. Latents are both at once, and kept once.
+    """Keys and values of every layer in ``dtype``, which may be int8 or float8_e4m3fn. Latents are both at once, and
+    kept once.
 
     max_model_len: the longest sequence; the model's context by default. A window that is no shorter is none.
     """

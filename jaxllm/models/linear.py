@@ -5,6 +5,7 @@ computes a plain weight's product is ``pallas_kernels.matmul``'s choice."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,28 @@ from pallas_kernels import (
     quantized_matmul,
 )
 from pallas_kernels.gated_matmul import Activation, gate
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class FixedOrder:
+    """A plain weight whose products are added up in one order, whatever the number of rows, on GPUs too."""
+
+    weight: Float[Array, "O I"]
+
+
+def in_fixed_order(params: Any, wanted: bool = True) -> Any:
+    """Parameters with the weights of products as ``FixedOrder``, within a trace; as they are, if that is not wanted."""
+    if not wanted:
+        return params
+
+    def wrap(path: tuple[Any, ...], leaf: Array) -> Any:
+        # Weights of norms have one axis, and a gate's single row is added up in one order in any case.
+        named = isinstance(path[-1], jax.tree_util.DictKey) and path[-1].key == "weight"
+        return FixedOrder(leaf) if named and leaf.ndim == 2 and leaf.shape[0] > 1 else leaf
+
+    return jax.tree.map_with_path(wrap, params)
+
 
 LinearFunction = Callable[[Float[Array, "T I"], Any, Any], Float[Array, "T O"]]
 
@@ -66,6 +89,8 @@ def grouped_linear(x: Float[Array, "T I"], weight: Any, group_sizes: Int32[Array
     weight: those of all groups, one below the other, ``[E * O, I]``. group_sizes: how many rows each group has.
     """
     groups = group_sizes.shape[0]
+    if isinstance(weight, FixedOrder):
+        weight = weight.weight  # what grouped_matmul promises of all products
     if isinstance(weight, jax.Array):
         return grouped_matmul(x, weight.reshape(groups, -1, x.shape[1]), group_sizes)
     if isinstance(weight, QuantizedRows):
@@ -101,5 +126,10 @@ def _in_parts(x: Float[Array, "T I"], weight: RowParts, out_dtype: DTypeLike) ->
     return jnp.concatenate([linear(x, part, out_dtype) for part in weight.parts], axis=1)
 
 
+def _in_fixed_order(x: Float[Array, "T I"], weight: FixedOrder, out_dtype: DTypeLike) -> Float[Array, "T O"]:
+    return matmul(x, weight.weight, out_dtype, deterministic=True)
+
+
+register_linear(FixedOrder, _in_fixed_order)
 register_linear(QuantizedRows, _quantized)
 register_linear(RowParts, _in_parts)

@@ -11,10 +11,10 @@ from typing import Any
 import jax
 from jaxtyping import Array, Bool, Float, Int
 
-from pallas_kernels import Int8Pool
+from pallas_kernels import Float8Pool, Int8Pool
 
 Rotary = tuple[tuple[Float[Array, "T half"], Float[Array, "T half"]], ...]
-LayerCache = dict[str, Array | Int8Pool]
+LayerCache = dict[str, Array | Int8Pool | Float8Pool]
 """One layer's share of the pool: ``k`` and ``v``, each ``[P, K, S, H]``; ``k`` alone where it holds latents."""
 
 

@@ -17,6 +17,7 @@ from jaxllm.kv_cache import block_table, pool
 from jaxllm.kv_cache.block_table import BlockTable
 from jaxllm.kv_cache.pool import KVPool
 from jaxllm.kv_cache.spec import KVSpec
+from jaxllm.models.linear import in_fixed_order
 from jaxllm.models.model import Leaves, Model, Params
 from jaxllm.models.step import StepContexts
 from jaxllm.runner.batch import StepBatch
@@ -94,7 +95,8 @@ class StepFunctions:
         where = positions_and_rows(batch.query_start, batch.lengths, tokens)
         groups = range(len(self.spec.groups))
         slots = [block_table.slots(table, group, where.rows, where.positions, where.valid, size) for group in groups]
-        attention: Any = paged_attention_metadata(table.blocks[0], batch.query_start, batch.lengths, tokens, size)
+        attention: Any = paged_attention_metadata(table.blocks[0], batch.query_start, batch.lengths, tokens, size,
+                                                  self.config.deterministic)
         step = self.model.modules.step_contexts(where.positions, where.valid,
                                                  dataclasses.replace(attention, tables=None), slots,
                                                  [table.blocks[group] for group in groups])
@@ -105,7 +107,7 @@ class StepFunctions:
         """A run of layers. params: each layer's leaves, in the order of its tree. step, cache: the run's groups and
         arrays."""
         chunk = next(chunk for chunk in self.chunks if chunk.kind == kind)
-        nested = [unstacked(jax.tree.unflatten(tree, leaves))
+        nested = [in_fixed_order(unstacked(jax.tree.unflatten(tree, leaves)), self.config.deterministic)
                   for tree, leaves in zip(self.model.layer_trees[chunk.layers], params, strict=True)]
         return self.model.modules.run_layers(chunk.layers, nested, x, step, cache, chunk.places)
 
@@ -150,6 +152,7 @@ class StepFunctions:
 
     @jax.named_scope("head")
     def _logits(self, head: Params, rows: Float[Array, "B D"]) -> Float[Array, "B V"]:
+        head = in_fixed_order(head, self.config.deterministic)
         logits, shard = self.model.logits(head, rows), self.model.config.shard
         if shard is not None:
             logits = shard.gather(logits, self.vocab_size)
@@ -159,6 +162,7 @@ class StepFunctions:
     @jax.named_scope("head")
     def _own_logits(self, head: Params, rows: Float[Array, "B D"]) -> Float[Array, "B V/n"]:
         """Of the device's part of the vocabulary."""
+        head = in_fixed_order(head, self.config.deterministic)
         logits, shard = self.model.logits(head, rows), self.model.config.shard
         assert shard is not None
         unused = np.ones(shard.size * logits.shape[-1], bool)

@@ -1,9 +1,10 @@
 """Compile many cases in one process: ``python -m pallas_kernels.aot MODULE:FUNCTION [--gpu h200 ...] [--match TEXT]``.
 
 FUNCTION gets the name of a GPU and returns `Case`s, an iterable. Every case prints one line of JSON: "gpu", "case",
-and "kernels", or "error". A kernel is a `Kernel` without its PTX, but with how often the ``INSTRUCTIONS`` stand in it,
-and with how many groups of copies may still be under way where it waits for one ("copies_ahead"). ``--ptx FOLDER`` also
-writes the PTX. The exit code is 1 if a case failed.
+"kernels" and "collectives", XLA's by kind; or "error". A kernel is a `Kernel` without its PTX, but with how often the
+``INSTRUCTIONS`` stand in it, and with how many groups of copies, and of products of warpgroups, may still be under way
+where it waits for one ("copies_ahead", "products_ahead"). ``--ptx FOLDER`` also writes the PTX. The exit code is 1 if a
+case failed.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ INSTRUCTIONS = (
     "cp.async.wait_group", "cp.async.bulk", "cp.async.bulk.tensor", "ldmatrix", "mbarrier", "ld.local", "st.local",
 )
 
+COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+
 
 def describe(kernel: aot.Kernel) -> dict[str, Any]:
     """A kernel as JSON has it."""
@@ -30,7 +33,15 @@ def describe(kernel: aot.Kernel) -> dict[str, Any]:
         "name", "target", "registers", "stack_bytes", "spill_bytes", "shared_bytes", "threads")}
     waits = [int(number, 0) for number in re.findall(r"cp\.async\.wait_group\s+(\w+)", kernel.ptx)]
     counts = {name: kernel.count(name) for name in INSTRUCTIONS}
-    return fields | {"copies_ahead": max(waits, default=0), "instructions": counts}
+    products = [int(number) for number in re.findall(r"wgmma\.wait_group\.sync\.aligned\s+(\d+)", kernel.ptx)]
+    ahead = {"copies_ahead": max(waits, default=0), "products_ahead": max(products, default=0)}
+    return fields | ahead | {"instructions": counts}
+
+
+def count_collectives(program: str) -> dict[str, int]:
+    """How many collectives of each kind stand in a program of XLA's, as text."""
+    counts = {name: len(re.findall(rf" {name}(?:-start)?\(", program)) for name in COLLECTIVES}
+    return {name: count for name, count in counts.items() if count}
 
 
 def main() -> int:
@@ -52,6 +63,7 @@ def main() -> int:
             try:
                 compiled = aot.compile_for(gpu, case.function, *case.arguments, **case.options)
                 line["kernels"] = [describe(kernel) for kernel in compiled.kernels]
+                line["collectives"] = count_collectives(compiled.executable.as_text() or "")
                 for number, kernel in enumerate(compiled.kernels if arguments.ptx else ()):
                     arguments.ptx.mkdir(parents=True, exist_ok=True)
                     name = f"{gpu}-{case.name}-{number}-{kernel.name}".replace("/", "_").replace(" ", "_")

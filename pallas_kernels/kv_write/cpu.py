@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int32
 
 from pallas_kernels.cpu import int8_pools
 from pallas_kernels.cpu.library import require
-from pallas_kernels.int8_pool import Int8Pool, Pool
+from pallas_kernels.scaled_pool import Int8Pool, Pool
 
 
 def unsupported(k_pool: Pool, v_pool: Pool, k: Array, v: Array, **others: Any) -> str | None:

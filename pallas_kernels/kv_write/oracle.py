@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, Int32
 
-from pallas_kernels.int8_pool import LARGEST, SMALLEST, Int8Pool, Pool
+from pallas_kernels.scaled_pool import LARGEST, SMALLEST, Pool, ScaledPool
 
 
 def kv_write_oracle(
@@ -32,21 +32,23 @@ def _write(pool: Any, x: np.ndarray, slots: np.ndarray) -> Any:
     pool = jax.tree.map(np.array, pool)
     for token, slot in enumerate(np.asarray(slots)):
         block, offset = divmod(int(slot), pool.shape[2])
-        if isinstance(pool, Int8Pool):
+        if isinstance(pool, ScaledPool):
             for head in range(x.shape[1]):
-                values, scale = quantize_head(x[token, head])
+                values, scale = quantize_head(x[token, head], pool.dtype)
                 pool.values[block, head, offset], pool.scales[block, head, offset] = values, scale
         else:
             pool[block, :, offset] = x[token]
     return pool
 
 
-def quantize_head(x: np.ndarray) -> tuple[np.ndarray, float]:
+def quantize_head(x: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, float]:
     """One head, in float64."""
+    most = LARGEST[dtype]
     wide = x.astype(np.float64)
     largest = np.abs(wide).max()
     if not np.isfinite(largest):
-        return np.zeros(x.shape, np.int8), np.nan
+        return np.zeros(x.shape, dtype), np.nan
     if largest < SMALLEST:
-        return np.zeros(x.shape, np.int8), 0.0
-    return np.rint(wide / largest * LARGEST).astype(np.int8), largest / LARGEST
+        return np.zeros(x.shape, dtype), 0.0
+    scaled = wide / largest * most
+    return (np.rint(scaled) if dtype == np.int8 else scaled).astype(dtype), largest / most

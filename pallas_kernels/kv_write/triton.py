@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxtyping import Array, Float, Int32
 
-from pallas_kernels.int8_pool import Int8Pool, Pool
+from pallas_kernels.scaled_pool import Pool, ScaledPool, largest_of
 from pallas_kernels.triton_launch import FLOATS, launch, power_of_two
 
 _FEW_TOKENS = 256
@@ -36,8 +36,8 @@ def kv_write_triton(
         grid=(-(-tokens // size), heads, 2), updated=tuple(name for name in pools if pools[name] is not None), warps=4,
         constants={"NUM_TOKENS": tokens, "HEADS": heads, "SLOTS": k_pool.shape[2], "K_DIM": k.shape[2],
                    "V_DIM": v.shape[2], "K_PADDED": power_of_two(k.shape[2]), "V_PADDED": power_of_two(v.shape[2]),
-                   "QUANTIZED": isinstance(k_pool, Int8Pool), "TOKENS": size})
-    return join_pools(written)
+                   "LARGEST": largest_of(k_pool), "TOKENS": size})
+    return join_pools(written, type(k_pool))
 
 
 def heads_unsupported(*inputs: Array) -> str | None:
@@ -57,14 +57,14 @@ def tokens_of_a_program(tokens: int) -> int:
 
 def split_pools(k_pool: Pool, v_pool: Pool) -> dict[str, Any]:
     """The arrays of a pair of pools, by kernels' names for them."""
-    if isinstance(k_pool, Int8Pool) and isinstance(v_pool, Int8Pool):
+    if isinstance(k_pool, ScaledPool) and isinstance(v_pool, ScaledPool):
         return {"k_pool": k_pool.values, "v_pool": v_pool.values, "k_scales": k_pool.scales, "v_scales": v_pool.scales}
     return {"k_pool": k_pool, "v_pool": v_pool, "k_scales": None, "v_scales": None}
 
 
-def join_pools(arrays: tuple[Array, ...]) -> tuple[Pool, Pool]:
-    """Pools of what `split_pools` made of them."""
+def join_pools(arrays: tuple[Array, ...], kind: type[Any]) -> tuple[Pool, Pool]:
+    """Pools, of a kind, of what `split_pools` made of them."""
     if len(arrays) == 2:
         return arrays[0], arrays[1]
     k_pool, v_pool, k_scales, v_scales = arrays
-    return Int8Pool(k_pool, k_scales), Int8Pool(v_pool, v_scales)
+    return kind(k_pool, k_scales), kind(v_pool, v_scales)

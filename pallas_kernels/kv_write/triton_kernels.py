@@ -8,10 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from pallas_kernels.int8_pool import LARGEST as _LARGEST
-from pallas_kernels.int8_pool import SMALLEST as _SMALLEST
+from pallas_kernels.scaled_pool import SMALLEST as _SMALLEST
 
-LARGEST = tl.constexpr(_LARGEST)
 SMALLEST = tl.constexpr(_SMALLEST)
 ROUNDER = tl.constexpr(1.5 * 2**23)
 """Added to a float32 of at most 2^22 and subtracted again, it rounds to a whole number, ties to even."""
@@ -25,28 +23,27 @@ def _places(slots, tokens, TOKENS: tl.constexpr, head, HEADS: tl.constexpr, SLOT
 
 
 @triton.jit
-def _scale(largest, finite):
-    """Factor to whole numbers and scale of heads with these largest numbers (`int8_pool.quantize_heads`)."""
+def _scale(largest, finite, LARGEST: tl.constexpr):
+    """Factor to a pool's numbers and scale of heads with these largest numbers (`scaled_pool.quantize_heads`)."""
     some = largest >= SMALLEST
     factor = tl.where(finite & some, tl.div_rn(LARGEST * 1.0, tl.where(some, largest, 1.0)), 0.0)
     return factor, tl.where(finite, tl.where(some, largest * (1 / LARGEST), 0.0), float("nan"))
 
 
 @triton.jit
-def _whole(x, factor, finite):
-    rounded = x * factor[:, None] + ROUNDER - ROUNDER
-    return tl.where(finite[:, None], rounded, 0.0).to(tl.int8)
-
-
-@triton.jit
-def _write(x, pool, scales, places, written, dims, DIM: tl.constexpr, QUANTIZED: tl.constexpr):
+def _write(x, pool, scales, places, written, dims, DIM: tl.constexpr, LARGEST: tl.constexpr):
+    """Heads into a pool; with LARGEST, what their largest numbers become, as that and a scale."""
     at = places[:, None] * DIM + dims[None, :]
     held = written[:, None] & (dims < DIM)[None, :]
-    if QUANTIZED:
+    if LARGEST > 0:
         wide = x.to(tl.float32)
         finite = tl.min((tl.abs(wide) < float("inf")).to(tl.int32), 1) == 1
-        factor, scale = _scale(tl.max(tl.where(finite[:, None], tl.abs(wide), 0.0), 1), finite)
-        tl.store(pool + at, _whole(wide, factor, finite), mask=held)
+        factor, scale = _scale(tl.max(tl.where(finite[:, None], tl.abs(wide), 0.0), 1), finite, LARGEST)
+        numbers = wide * factor[:, None]
+        if pool.dtype.element_ty == tl.int8:
+            numbers = numbers + ROUNDER - ROUNDER
+        numbers = tl.where(finite[:, None], numbers, 0.0)
+        tl.store(pool + at, numbers.to(pool.dtype.element_ty), mask=held)
         tl.store(scales + places, scale, mask=written)
     else:
         tl.store(pool + at, x, mask=held)
@@ -56,7 +53,7 @@ def _write(x, pool, scales, places, written, dims, DIM: tl.constexpr, QUANTIZED:
 def write_heads(
     k, v, slots, k_pool, v_pool, k_scales, v_scales,
     NUM_TOKENS: tl.constexpr, HEADS: tl.constexpr, SLOTS: tl.constexpr, K_DIM: tl.constexpr, V_DIM: tl.constexpr,
-    K_PADDED: tl.constexpr, V_PADDED: tl.constexpr, QUANTIZED: tl.constexpr, TOKENS: tl.constexpr,
+    K_PADDED: tl.constexpr, V_PADDED: tl.constexpr, LARGEST: tl.constexpr, TOKENS: tl.constexpr,
 ):
     """Keys [T, K, K_DIM] and values [T, K, V_DIM] into their pools: grid (tiles of tokens, kv heads, 2)."""
     tokens = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
@@ -66,18 +63,18 @@ def write_heads(
     if tl.program_id(2) == 0:
         dims = tl.arange(0, K_PADDED)
         x = tl.load(k + rows * K_DIM + dims[None, :], mask=written[:, None] & (dims < K_DIM)[None, :], other=0)
-        _write(x, k_pool, k_scales, places, written, dims, K_DIM, QUANTIZED)
+        _write(x, k_pool, k_scales, places, written, dims, K_DIM, LARGEST)
     else:
         dims = tl.arange(0, V_PADDED)
         x = tl.load(v + rows * V_DIM + dims[None, :], mask=written[:, None] & (dims < V_DIM)[None, :], other=0)
-        _write(x, v_pool, v_scales, places, written, dims, V_DIM, QUANTIZED)
+        _write(x, v_pool, v_scales, places, written, dims, V_DIM, LARGEST)
 
 
 @triton.jit
 def rotate_and_write_heads(
     qkv, cos, sin, slots, k_pool, v_pool, k_scales, v_scales, q,
     NUM_TOKENS: tl.constexpr, QUERY_HEADS: tl.constexpr, HEADS: tl.constexpr, SLOTS: tl.constexpr,
-    DIM: tl.constexpr, PADDED: tl.constexpr, QUANTIZED: tl.constexpr, TOKENS: tl.constexpr,
+    DIM: tl.constexpr, PADDED: tl.constexpr, LARGEST: tl.constexpr, TOKENS: tl.constexpr,
 ):
     """Heads of queries, keys and values [T, N + 2 K, DIM], the first two rotated: grid (tiles of tokens, N + 2 K).
 
@@ -108,6 +105,6 @@ def rotate_and_write_heads(
         places, written = _places(slots, tokens, NUM_TOKENS, kv_head, HEADS, SLOTS)
         lane = tl.where(pair < HALF, lane, DIM)  # dims past a half are not written
         if head < QUERY_HEADS + HEADS:
-            _write(x, k_pool, k_scales, places, written, lane, DIM, QUANTIZED)
+            _write(x, k_pool, k_scales, places, written, lane, DIM, LARGEST)
         else:
-            _write(x, v_pool, v_scales, places, written, lane, DIM, QUANTIZED)
+            _write(x, v_pool, v_scales, places, written, lane, DIM, LARGEST)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jaxtyping import Array, Float, Int32
 
-from pallas_kernels.int8_pool import Int8Pool, Pool, quantize_heads
+from pallas_kernels.scaled_pool import Pool, ScaledPool, quantize_heads
 
 
 def kv_write_xla(
@@ -22,7 +22,7 @@ def write_pool(pool: Pool, x: Float[Array, "T K H"], slots: Int32[Array, " T"]) 
     """The same for one pool: of a cache that keeps one thing per token."""
     block_size = pool.shape[2]
     block, offset = slots // block_size, slots % block_size
-    if not isinstance(pool, Int8Pool):
+    if not isinstance(pool, ScaledPool):
         return pool.at[block, :, offset].set(x)
-    values, scales = quantize_heads(x)
-    return Int8Pool(pool.values.at[block, :, offset].set(values), pool.scales.at[block, :, offset].set(scales))
+    values, scales = quantize_heads(x, pool.dtype)
+    return type(pool)(pool.values.at[block, :, offset].set(values), pool.scales.at[block, :, offset].set(scales))

@@ -1,6 +1,6 @@
 """Tile sizes of the Mosaic GPU kernels: a fixed table, so that nothing is tuned, or changes its bits, at a first run.
 
-A row's bits follow from ``keys`` and ``split`` alone; the other numbers may be tuned freely.
+A row's bits follow from ``keys``, ``split`` and ``inner`` alone; the other numbers may be tuned freely.
 """
 
 from __future__ import annotations
@@ -35,6 +35,33 @@ ATTENTION: dict[str, dict[int, AttentionTiles]] = {
     },
 }
 """By architecture and head size."""
+
+
+@dataclass(frozen=True)
+class MatmulTiles:
+    """How a product is cut among the two consumers of a thread block, 64 rows each.
+
+    columns: of a thread block, at most. down, across: consumers one below the other, and side by side.
+    inner: products of a step; 64 fill the swizzle of 128 bytes. stages: steps in flight.
+    """
+
+    columns: int
+    down: int
+    across: int
+    inner: int
+    stages: int
+
+
+GROUPED_MATMUL: dict[str, dict[str, MatmulTiles]] = {
+    "hopper": {
+        "few": MatmulTiles(columns=256, down=1, across=2, inner=64, stages=4),
+        "many": MatmulTiles(columns=256, down=2, across=1, inner=64, stages=3),
+    },
+}
+"""By architecture, and for groups with few rows or many."""
+
+MANY_ROWS = 128
+"""Of a group on average, from which on tiles are those for many."""
 
 PARTIAL_BYTES = 64 << 20
 """Memory for the accumulators of rows that are split over their keys; rows beyond it are computed whole, with the same

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from pallas_kernels import registry
-from pallas_kernels.int8_pool import Int8Pool, Pool, find_pool_fault
 from pallas_kernels.paged_attention.metadata import PagedAttentionMetadata
+from pallas_kernels.scaled_pool import Pool, ScaledPool, find_pool_fault
 
 _DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
 
@@ -73,7 +73,8 @@ def paged_attention(
     Row r owns the queries ``query_start[r] : query_start[r + 1]``; they are the last positions of its context of
     ``lengths[r]`` tokens, whose keys and values (theirs included) are in the pools already. A row may have none. Query
     head n reads kv head ``n // (N // K)``. Softmax and accumulation are float32; the result has q's dtype and is zero
-    for padding tokens. The pools are arrays ``[P, K, S, H]`` of q's dtype, or both `Int8Pool`s.
+    for padding tokens. The pools are arrays ``[P, K, S, H]`` of q's dtype, or both `Int8Pool`s, or both
+    `Float8Pool`s.
 
     Args:
         scale: factor on the scores, usually ``H ** -0.5``.
@@ -87,13 +88,15 @@ def paged_attention(
             ``-inf`` for padding tokens.
         deterministic: a query's bits are a function of its row's tokens and the tables' width: the same whether or not
             it is its row's only one, with any other rows, padding and physical blocks. On a CPU they are in any case.
-            Elsewhere it costs some speed, and implementations that cannot keep it raise ValueError.
+            Elsewhere it costs some speed, and implementations that cannot keep it raise ValueError. The metadata can
+            say it for all layers.
         implementation: a name from ``registry.implementations("paged_attention")``.
     """
     _check(q, k_pool, v_pool, metadata, scale, window, chunk, soft_cap, {"sinks": sinks, "alibi_slopes": alibi_slopes})
     operands = {"q": q, "k_pool": k_pool, "v_pool": v_pool, "metadata": metadata}
     options = {"scale": scale, "window": window, "chunk": chunk, "soft_cap": soft_cap, "sinks": sinks,
-               "alibi_slopes": alibi_slopes, "return_lse": return_lse, "deterministic": deterministic}
+               "alibi_slopes": alibi_slopes, "return_lse": return_lse,
+               "deterministic": deterministic or metadata.deterministic}
     choice = registry.choose("paged_attention", implementation, operands=operands | options)
     return choice.run(**operands, **options)
 
@@ -123,12 +126,13 @@ def _check(
         raise ValueError(f"q's heads must be a multiple of the pools' heads, got {num_heads} and {num_kv_heads}")
     if q.dtype not in _DTYPES:
         raise ValueError(f"q must be float32, bfloat16 or float16, got {q.dtype}")
-    if isinstance(k_pool, Int8Pool) and isinstance(v_pool, Int8Pool):
+    if isinstance(k_pool, ScaledPool) and type(v_pool) is type(k_pool):
         if (fault := find_pool_fault("v_pool", v_pool)) is not None:
             raise ValueError(fault)
-    elif isinstance(k_pool, Int8Pool) or isinstance(v_pool, Int8Pool) or not k_pool.dtype == v_pool.dtype == q.dtype:
+    elif isinstance(k_pool, ScaledPool) or isinstance(v_pool, ScaledPool) or (
+            not k_pool.dtype == v_pool.dtype == q.dtype):
         raise ValueError(f"the pools must have q's dtype {q.dtype}, got {k_pool.dtype} and {v_pool.dtype}; or both be "
-                         "Int8Pools")
+                         "Int8Pools or both Float8Pools")
     if num_tokens != metadata.num_tokens_padded:
         raise ValueError(f"q has {num_tokens} tokens, metadata was made for {metadata.num_tokens_padded}")
     if block_size != metadata.block_size:

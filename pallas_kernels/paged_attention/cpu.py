@@ -11,8 +11,8 @@ from jaxtyping import Array, Float
 
 from pallas_kernels.cpu import int8_pools
 from pallas_kernels.cpu.library import require
-from pallas_kernels.int8_pool import Int8Pool, Pool
 from pallas_kernels.paged_attention.metadata import PagedAttentionMetadata
+from pallas_kernels.scaled_pool import Int8Pool, Pool
 
 LARGEST_HEAD_DIM = 256
 

@@ -25,6 +25,7 @@ class PagedAttentionMetadata:
     lengths: Int32[Array, " R"]
     num_tokens_padded: int = _static()
     block_size: int = _static()
+    deterministic: bool = field(default=False, metadata={"static": True})
 
 
 @partial(jax.tree_util.register_dataclass)
@@ -57,11 +58,13 @@ def paged_attention_metadata(
     lengths: Int32[Array, " R"],
     num_tokens_padded: int,
     block_size: int,
+    deterministic: bool = False,
 ) -> PagedAttentionMetadata:
     """Describe one step; computed once, before the layers, inside the traced function.
 
     ``tables[r]`` holds the physical blocks of row r in order of position (entries past its length are never used),
     ``query_start[r]`` the first of its tokens in q, ``lengths[r]`` its context including this step's tokens.
+    deterministic: as if each `paged_attention` of the step were given it.
     """
     _check_rows(query_start, lengths)
     if tables.ndim != 2 or tables.shape[0] != lengths.shape[0]:
@@ -71,7 +74,7 @@ def paged_attention_metadata(
         raise ValueError(f"num_tokens_padded={num_tokens_padded} must be at least 1")
     if block_size < 1:
         raise ValueError(f"block_size={block_size} must be at least 1")
-    return PagedAttentionMetadata(tables, query_start, lengths, num_tokens_padded, block_size)
+    return PagedAttentionMetadata(tables, query_start, lengths, num_tokens_padded, block_size, deterministic)
 
 
 def _check_rows(query_start: Array, lengths: Array) -> None:

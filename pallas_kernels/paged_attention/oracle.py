@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from pallas_kernels.int8_pool import Int8Pool, Pool
 from pallas_kernels.paged_attention.metadata import PagedAttentionMetadata
+from pallas_kernels.scaled_pool import Pool, ScaledPool
 
 
 def paged_attention_oracle(
@@ -90,6 +90,6 @@ def attend_rows(
 
 
 def _read(pool: Any, at: tuple[Any, ...]) -> np.ndarray:
-    if isinstance(pool, Int8Pool):
+    if isinstance(pool, ScaledPool):
         return np.asarray(pool.values[at], np.float64) * np.asarray(pool.scales[at], np.float64)[:, None]
     return np.asarray(pool[at], np.float64)

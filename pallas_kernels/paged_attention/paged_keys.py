@@ -6,9 +6,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, DTypeLike, Float, Int32
 
-from pallas_kernels.int8_pool import Int8Pool, Pool
 from pallas_kernels.paged_attention.online_softmax import Keys
 from pallas_kernels.paged_attention.tiles import blocks_per_group
+from pallas_kernels.scaled_pool import Pool, ScaledPool
 
 
 class PagedKeys:
@@ -61,7 +61,7 @@ class PagedKeys:
     def _by_head(self, pool: Pool) -> tuple[Array, Array | None]:
         """Numbers, and scales if they have any, one line for each block and kv head."""
         lines = self.num_blocks * self.num_kv_heads
-        if isinstance(pool, Int8Pool):
+        if isinstance(pool, ScaledPool):
             return pool.values.reshape(lines, -1), pool.scales.reshape(lines, -1)
         return pool.reshape(lines, -1), None
 

@@ -7,7 +7,6 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from pallas_kernels.int8_pool import Int8Pool, Pool
 from pallas_kernels.mosaic_gpu.device import architecture, num_multiprocessors
 from pallas_kernels.mosaic_gpu.tiles import ATTENTION, AttentionTiles
 from pallas_kernels.paged_attention.metadata import PagedAttentionMetadata
@@ -15,6 +14,7 @@ from pallas_kernels.paged_attention.mosaic_kernel import attend
 from pallas_kernels.paged_attention.mosaic_merge import merge_splits
 from pallas_kernels.paged_attention.mosaic_softmax import Scores
 from pallas_kernels.paged_attention.mosaic_work import Sizes, cut_into_items, pack_queries, unpack
+from pallas_kernels.scaled_pool import Pool, ScaledPool
 
 BLOCK_SIZES = (16, 32, 64, 128, 256)
 
@@ -25,8 +25,8 @@ def unsupported(
     """Why operands of the contract are not taken, or ``None``."""
     if q.dtype not in (jnp.bfloat16, jnp.float16):
         return f"it computes bfloat16 and float16, not {q.dtype}"
-    if isinstance(k_pool, Int8Pool):
-        return "it reads pools of bfloat16 and float16, not int8"
+    if isinstance(k_pool, ScaledPool):
+        return f"it reads pools of bfloat16 and float16, not {k_pool.dtype}"
     if options.get("alibi_slopes") is not None:
         return "it knows no alibi_slopes"
     if options.get("chunk") is not None:
@@ -60,8 +60,8 @@ def paged_attention_pallas(
     tiles: in place of the table's, for tuning and tests.
     interpret: an ``InterpretGPUParams`` to run in JAX's interpreter.
     """
-    if isinstance(k_pool, Int8Pool) or isinstance(v_pool, Int8Pool):
-        raise ValueError("the pools must be arrays, got Int8Pools")
+    if isinstance(k_pool, ScaledPool) or isinstance(v_pool, ScaledPool):
+        raise ValueError(f"the pools must be arrays, got {type(k_pool).__name__}s")
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads, block_size = k_pool.shape[1:3]
     sizes = Sizes(

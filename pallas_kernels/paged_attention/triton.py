@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
 from pallas_kernels.gpu_tiles import AttentionTile, attention_tiles
-from pallas_kernels.int8_pool import Int8Pool, Pool
 from pallas_kernels.kv_write.triton import split_pools
 from pallas_kernels.paged_attention.metadata import PagedAttentionMetadata
+from pallas_kernels.scaled_pool import Pool, ScaledPool
 from pallas_kernels.triton_launch import FLOATS, compute_capability, launch, power_of_two
 
 LARGEST_HEAD_DIM = 256
@@ -64,11 +64,10 @@ def paged_attention_triton(
     num_kv_heads, block_size = k_pool.shape[1:3]
     num_rows, width = metadata.tables.shape
     group = num_heads // num_kv_heads
-    tiles = attention_tiles(compute_capability(), head_dim)
+    quantized = isinstance(k_pool, ScaledPool)
+    tiles = attention_tiles(compute_capability(), head_dim, quantized)
     prefill = _at_least(tiles.reproducible if deterministic else tiles.prefill, group)
-    quantized = isinstance(k_pool, Int8Pool)
-    fastest = tiles.decode_int8 if quantized else tiles.decode
-    decode = _at_least(tiles.reproducible if deterministic else fastest, group)
+    decode = _at_least(tiles.reproducible if deterministic else tiles.decode, group)
     split = _split(num_rows, width * block_size, decode.keys, deterministic)
 
     pools = split_pools(k_pool, v_pool)

@@ -51,14 +51,14 @@ def _add_keys(
         k_at = k_pool + slot[None, :] * HEAD_DIM + dims[:, None]
         v_at = v_pool + slot[:, None] * HEAD_DIM + dims[None, :]
         if MASKED:
-            k = tl.load(k_at, mask=readable[None, :] & (dims < HEAD_DIM)[:, None], other=0)
-            v = tl.load(v_at, mask=readable[:, None] & (dims < HEAD_DIM)[None, :], other=0)
+            k = tl.load(k_at, mask=readable[None, :] & (dims < HEAD_DIM)[:, None], other=0.0)
+            v = tl.load(v_at, mask=readable[:, None] & (dims < HEAD_DIM)[None, :], other=0.0)
         elif PADDED == HEAD_DIM:
             k = tl.load(k_at)
             v = tl.load(v_at)
         else:
-            k = tl.load(k_at, mask=(dims < HEAD_DIM)[:, None], other=0)
-            v = tl.load(v_at, mask=(dims < HEAD_DIM)[None, :], other=0)
+            k = tl.load(k_at, mask=(dims < HEAD_DIM)[:, None], other=0.0)
+            v = tl.load(v_at, mask=(dims < HEAD_DIM)[None, :], other=0.0)
 
         scores = tl.dot(q, k.to(q.dtype))
         if QUANTIZED:

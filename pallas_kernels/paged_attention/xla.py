@@ -15,11 +15,11 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int32
 
-from pallas_kernels.int8_pool import Pool
 from pallas_kernels.paged_attention.metadata import PagedAttentionMetadata
 from pallas_kernels.paged_attention.online_softmax import State, add_group, finish, start
 from pallas_kernels.paged_attention.paged_keys import PagedKeys
 from pallas_kernels.paged_attention.tiles import Tiles, cut_into_tiles, decode_tile, prefill_tile
+from pallas_kernels.scaled_pool import Pool
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
 from pallas_kernels import registry
-from pallas_kernels.int8_pool import Int8Pool, Pool, find_pool_fault
+from pallas_kernels.scaled_pool import Pool, ScaledPool, find_pool_fault
 
 _FLOATS = (jnp.float32, jnp.bfloat16, jnp.float16)
 
@@ -22,17 +22,17 @@ def rope_kv_write[PoolT: Pool](
 ) -> tuple[PoolT, PoolT, Float[Array, "T N H"]]:
     """Rotate queries and keys by their position's angles; return the pools with keys and values, and the queries.
 
-    ``qkv`` holds N query heads, K key heads and K value heads per token, in the pools' dtype; pools in int8 take any of
-    float32, bfloat16 and float16. Rotary embedding (Su et al. 2021) turns the two halves of a head into ``a * cos - b *
-    sin`` and ``b * cos + a * sin``, in float32, rounded once to the dtype of ``qkv``. The rest is `kv_write`'s: slots,
-    what is quantized, and pools that are written in place where they are donated.
+    ``qkv`` holds N query heads, K key heads and K value heads per token, in the pools' dtype; pools with scales take
+    any of float32, bfloat16 and float16. Rotary embedding (Su et al. 2021) turns the two halves of a head into ``a *
+    cos - b * sin`` and ``b * cos + a * sin``, in float32, rounded once to the dtype of ``qkv``. The rest is
+    `kv_write`'s: slots, what is quantized, and pools that are written in place where they are donated.
     """
     for name, pool in (("k_pool", k_pool), ("v_pool", v_pool)):
-        if isinstance(pool, Int8Pool) and (fault := find_pool_fault(name, pool)) is not None:
+        if isinstance(pool, ScaledPool) and (fault := find_pool_fault(name, pool)) is not None:
             raise ValueError(fault)
-    quantized = isinstance(k_pool, Int8Pool)
+    quantized = isinstance(k_pool, ScaledPool)
     if len(k_pool.shape) != 4 or v_pool.shape != k_pool.shape or (
-            v_pool.dtype != k_pool.dtype or isinstance(v_pool, Int8Pool) != quantized):
+            v_pool.dtype != k_pool.dtype or isinstance(v_pool, ScaledPool) != quantized):
         raise ValueError(f"k_pool and v_pool must be [P, K, S, H] of one dtype, got {k_pool.dtype} {k_pool.shape} and "
                          f"{v_pool.dtype} {v_pool.shape}")
     kv_heads, head_dim = k_pool.shape[1], k_pool.shape[3]

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, Int32
 
-from pallas_kernels.int8_pool import Pool
 from pallas_kernels.kv_write.oracle import write_tokens
+from pallas_kernels.scaled_pool import Pool
 
 
 def rope_kv_write_oracle(

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 from jaxtyping import Array, Float, Int32
 
-from pallas_kernels.int8_pool import Int8Pool, Pool
 from pallas_kernels.kv_write.triton import heads_unsupported, join_pools, split_pools, tokens_of_a_program
+from pallas_kernels.scaled_pool import Pool, largest_of
 from pallas_kernels.triton_launch import launch, power_of_two
 
 
@@ -38,6 +38,6 @@ def rope_kv_write_triton(
         grid=(-(-tokens // size), all_heads), updated=tuple(name for name in pools if pools[name] is not None), warps=4,
         outputs={"q": jax.ShapeDtypeStruct((tokens, heads, dim), qkv.dtype)},
         constants={"NUM_TOKENS": tokens, "QUERY_HEADS": heads, "HEADS": kv_heads, "SLOTS": k_pool.shape[2],
-                   "DIM": dim, "PADDED": power_of_two(dim // 2), "QUANTIZED": isinstance(k_pool, Int8Pool),
+                   "DIM": dim, "PADDED": power_of_two(dim // 2), "LARGEST": largest_of(k_pool),
                    "TOKENS": size})
-    return *join_pools(tuple(written)), q
+    return *join_pools(tuple(written), type(k_pool)), q

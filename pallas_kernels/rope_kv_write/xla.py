@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
-from pallas_kernels.int8_pool import Pool
 from pallas_kernels.kv_write import kv_write
+from pallas_kernels.scaled_pool import Pool
 
 
 def rope_kv_write_xla(

@@ -27,10 +27,12 @@ def compile_cases(
     together: in one process for all GPUs; not for Mosaic GPU, which compiles equal kernels once in a process.
     """
     groups = [gpus] if together else [(gpu,) for gpu in gpus]
-    return {key: kernels for group in groups for key, kernels in _in_a_process(group, cases, match).items()}
+    return {(line["gpu"], line["case"]): line["kernels"]
+            for group in groups for line in compile_in_a_process(group, cases, match)}
 
 
-def _in_a_process(gpus: Sequence[str], cases: str, match: Sequence[str]) -> Report:
+def compile_in_a_process(gpus: Sequence[str], cases: str, match: Sequence[str] = ("",)) -> list[dict]:
+    """The lines of the command; fails for a case that has an error, and where there is none."""
     environment = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
     environment["PYTHONPATH"] = str(Path(__file__).parents[1])
     command = [sys.executable, "-m", "pallas_kernels.aot", cases, "--gpu", *gpus, "--match", *match]
@@ -39,4 +41,4 @@ def _in_a_process(gpus: Sequence[str], cases: str, match: Sequence[str]) -> Repo
     errors = [f"{line['gpu']} {line['case']}: {line['error']}" for line in lines if "error" in line]
     assert run.returncode == 0, "\n".join(errors) or run.stderr[-4000:]
     assert lines, f"no case matches {match}"
-    return {(line["gpu"], line["case"]): line["kernels"] for line in lines}
+    return lines

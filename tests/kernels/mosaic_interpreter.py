@@ -1,4 +1,4 @@
-"""Attention in Mosaic GPU, run by JAX's GPU interpreter with its race detector, in a process of its own.
+"""Kernels in Mosaic GPU, run by JAX's GPU interpreter with its race detector, in a process of its own.
 
 The interpreter runs each warpgroup as a program of its own, and they wait for each other: with fewer threads in XLA's
 pool than warpgroups, as on a machine of two cores, they would wait for ever. ``NPROC`` sets the pool's size when a
@@ -19,7 +19,8 @@ import numpy as np
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from kernels.paged_cases import Case
 
-from pallas_kernels.mosaic_gpu.tiles import PARTIAL_BYTES, AttentionTiles
+from pallas_kernels.grouped_matmul.pallas import grouped_matmul_pallas
+from pallas_kernels.mosaic_gpu.tiles import PARTIAL_BYTES, AttentionTiles, MatmulTiles
 from pallas_kernels.paged_attention import mosaic_work, paged_attention_metadata
 from pallas_kernels.paged_attention.pallas import paged_attention_pallas
 
@@ -40,6 +41,13 @@ def attend(
     """Output (exactly as float32) and lse of a case. partial_bytes: in place of ``PARTIAL_BYTES``."""
     options = {"window": window, "soft_cap": soft_cap, "tiles": tiles}
     return _process().submit(_attend_here, case, sinks, options, partial_bytes).result()
+
+
+def multiply(
+    x: np.ndarray, weights: np.ndarray, group_sizes: np.ndarray, out_dtype: str, tiles: MatmulTiles
+) -> np.ndarray:
+    """Products of groups of rows, exactly as float32."""
+    return _process().submit(_multiply_here, x, weights, group_sizes, out_dtype, tiles).result()
 
 
 @functools.cache
@@ -72,3 +80,19 @@ def _attend(q, k_pool, v_pool, tables, query_start, lengths, sinks, *, window, s
     return paged_attention_pallas(
         q, k_pool, v_pool, metadata, scale=q.shape[-1] ** -0.5, window=window, soft_cap=soft_cap, sinks=sinks,
         return_lse=True, tiles=tiles, interpret=INTERPRETER)
+
+
+def _multiply_here(
+    x: np.ndarray, weights: np.ndarray, group_sizes: np.ndarray, out_dtype: str, tiles: MatmulTiles
+) -> np.ndarray:
+    faulthandler.dump_traceback_later(LONGEST, exit=True)
+    out = _multiply(*map(jnp.asarray, (x, weights, group_sizes)), out_dtype=out_dtype, tiles=tiles)
+    result = np.asarray(out.astype(jnp.float32))
+    faulthandler.cancel_dump_traceback_later()
+    return result
+
+
+@functools.partial(jax.jit, static_argnames=("out_dtype", "tiles"))
+def _multiply(x, weights, group_sizes, *, out_dtype, tiles):
+    return grouped_matmul_pallas(
+        x, weights, group_sizes, None, jnp.dtype(out_dtype), tiles=tiles, interpret=INTERPRETER)

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from kernels.native import needs_int8_pools, needs_native
 
-from pallas_kernels.int8_pool import Int8Pool, quantize_heads
 from pallas_kernels.paged_attention import paged_attention, paged_attention_metadata
 from pallas_kernels.paged_attention.oracle import attend_rows
+from pallas_kernels.scaled_pool import Float8Pool, Int8Pool, quantize_heads
 
 
 def kinds(*dtypes: str) -> list:
@@ -25,11 +25,15 @@ def kinds(*dtypes: str) -> list:
     return [*(("xla", dtype) for dtype in dtypes), *native]
 
 
+SCALED = {"int8": Int8Pool, "float8_e4m3fn": Float8Pool}
+"""Pools with scales, by the dtype of their numbers."""
+
+
 @dataclass(frozen=True)
 class Shape:
     """What a model and an engine fix: heads, head dim, block size, dtype, rows, blocks per row.
 
-    dtype: also "int8", of the pools; queries are bfloat16 then.
+    dtype: also "int8" and "float8_e4m3fn", of the pools; queries are bfloat16 then.
     """
 
     num_heads: int = 6
@@ -41,7 +45,7 @@ class Shape:
 
     @property
     def numpy_dtype(self) -> np.dtype:
-        return np.dtype(self.dtype if self.dtype not in ("bfloat16", "int8") else ml_dtypes.bfloat16)
+        return np.dtype(self.dtype if self.dtype not in ("bfloat16", *SCALED) else ml_dtypes.bfloat16)
 
 
 @dataclass
@@ -49,8 +53,8 @@ class Case:
     """One step, as numpy arrays."""
 
     q: np.ndarray
-    k_pool: np.ndarray | Int8Pool
-    v_pool: np.ndarray | Int8Pool
+    k_pool: np.ndarray | Int8Pool | Float8Pool
+    v_pool: np.ndarray | Int8Pool | Float8Pool
     tables: np.ndarray
     query_start: np.ndarray
     lengths: np.ndarray
@@ -87,7 +91,8 @@ def build(
     """Lay rows out over shuffled blocks.
 
     ``garbage`` fills the null block, free blocks, the rest of each last block, and with a window the slots that have
-    left it; of an int8 pool their scales, over bytes of -128. Table entries past a row's length point anywhere, -1 and
+    left it; of pools in bytes their scales, over bytes of -128 or
+    NaN. Table entries past a row's length point anywhere, -1 and
     beyond the pool included. The first ``shared_blocks`` blocks of all rows are those of row 0.
     """
     size = shape.block_size
@@ -116,18 +121,18 @@ def build(
     q = rng.standard_normal((num_tokens, shape.num_heads, shape.head_dim)) * 2
     q[query_start[-1] :] = garbage
     largest = max((float(np.abs(v).max()) for _, v in kv if v.size), default=0.0)
-    if shape.dtype == "int8":
-        pools = [quantized(pool, garbage) for pool in pools]
+    if shape.dtype in SCALED:
+        pools = [quantized(pool, garbage, shape.dtype) for pool in pools]
     return Case(q.astype(shape.numpy_dtype), *pools, tables, query_start, np.asarray(lengths, np.int32), largest)
 
 
-def quantized(pool: np.ndarray, garbage: float) -> Int8Pool:
-    """A pool in int8; slots that hold garbage, in any of their numbers, have it as their scale."""
+def quantized(pool: np.ndarray, garbage: float, dtype: str) -> Int8Pool | Float8Pool:
+    """A pool in bytes; slots that hold garbage, in any of their numbers, have it as their scale."""
     wide = np.asarray(pool, np.float32)
     unused = ((wide == garbage) | (np.isnan(wide) & np.isnan(garbage))).all(-1)
-    values, scales = map(np.array, quantize_heads(jnp.asarray(pool)))
-    values[unused], scales[unused] = -128, garbage
-    return Int8Pool(values, scales)
+    values, scales = map(np.array, quantize_heads(jnp.asarray(pool), jnp.dtype(dtype)))
+    values[unused], scales[unused] = -128 if dtype == "int8" else np.nan, garbage
+    return SCALED[dtype](values, scales)
 
 
 @partial(jax.jit, static_argnames=("scale", "window", "chunk", "soft_cap", "deterministic", "implementation"))

@@ -171,7 +171,7 @@ def test_a_wrong_argument_is_named(position, wrong, message):
         grouped_matmul(*(None if array is None else jnp.asarray(array) for array in given))
 
 
-def test_triton_is_the_default_on_gpus_where_it_is_installed():
+def test_triton_is_the_default_on_gpus_that_are_no_hopper_where_it_is_installed():
     names = registry.implementations("grouped_matmul")
     expected = "triton" if "triton" in names else "xla"
     assert registry.choose("grouped_matmul", platform="gpu").implementation.name == expected

@@ -19,7 +19,7 @@ from pallas_kernels import (
     registry,
     rope_kv_write,
 )
-from pallas_kernels.int8_pool import quantize_heads
+from pallas_kernels.scaled_pool import quantize_heads
 
 BLOCKS, HEADS, SIZE = 5, 3, 16
 IMPLEMENTATIONS = ["xla", pytest.param("cpu", marks=needs_int8_pools)]

@@ -7,7 +7,7 @@ import pytest
 
 from pallas_kernels import explain, paged_attention_metadata, registry
 from pallas_kernels.aot.gpus import lowering_for
-from pallas_kernels.int8_pool import Int8Pool
+from pallas_kernels.scaled_pool import Int8Pool
 
 
 def operands(head_dim=128, block_size=64, dtype=jnp.bfloat16):

@@ -1,4 +1,5 @@
-"""Kernels in Mosaic GPU as machine code for H100 and H200, at the shapes of models (`mosaic_attention_cases`).
+"""Kernels in Mosaic GPU as machine code for H100 and H200, at the shapes of models (`mosaic_attention_cases`,
+`mosaic_matmul_cases`).
 
 That they fit into shared memory is part of compiling: Mosaic GPU refuses a kernel that asks for more than there is.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import pytest
 from kernels.gpu_compiling import compile_cases, needs_gpu_compilers
 from kernels.mosaic_attention_cases import MODELS
+from kernels.mosaic_matmul_cases import MODELS as EXPERTS
 
 from pallas_kernels.mosaic_gpu.tiles import ATTENTION
 
@@ -46,3 +48,32 @@ def test_every_model_s_attention_becomes_machine_code(gpu):
 
 def test_rings_hold_two_tiles_or_more():
     assert all(tiles.stages >= 2 for sizes in ATTENTION.values() for tiles in sizes.values())
+
+
+def check_products(kernels: list[dict]) -> None:
+    """A producer's copies by TMA; products by wgmma of which one is under way while the one before is waited for."""
+    (kernel,) = kernels
+    print(kernel)
+    assert kernel["target"] == "sm_90a"
+    assert kernel["spill_bytes"] == kernel["stack_bytes"] == 0
+    assert (kernel["registers"], kernel["threads"]) == (168, 384)
+    instructions = kernel["instructions"]
+    assert instructions["wgmma.mma_async"] >= 4  # 64 products a step, 16 an instruction
+    assert instructions["wgmma.wait_group"] == 2  # for all but one in the loop, and for all after it
+    assert kernel["products_ahead"] == 1
+    assert instructions["cp.async.bulk.tensor"] >= 3  # rows, weights, results
+    assert instructions["mbarrier"] > 0
+
+
+def test_a_mixture_s_products_become_machine_code():
+    report = compile_cases("kernels.mosaic_matmul_cases:cases", ["h200"], ["Qwen3-30B-A3B, prefill"])
+    check_products(report["h200", "Qwen3-30B-A3B, prefill"])
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("gpu", ["h100", "h200"])
+def test_every_mixture_s_products_become_machine_code(gpu):
+    report = compile_cases("kernels.mosaic_matmul_cases:cases", [gpu])
+    assert {case for _, case in report} == set(EXPERTS)
+    for kernels in report.values():
+        check_products(kernels)

@@ -17,8 +17,8 @@ import pytest
 from kernels import paged_cases as pc
 from kernels.native import IMPLEMENTATIONS, needs_native
 
-UNIT = {"float32": 2e-6, "bfloat16": 2.0**-8, "float16": 2.0**-11, "int8": 2.0**-8}
-LSE = {"float32": 2e-5, "bfloat16": 2e-5, "float16": 2e-5, "int8": 3e-4}
+UNIT = {"float32": 2e-6, "bfloat16": 2.0**-8, "float16": 2.0**-11, "int8": 2.0**-8, "float8_e4m3fn": 2.0**-8}
+LSE = {"float32": 2e-5, "bfloat16": 2e-5, "float16": 2e-5, "int8": 3e-4, "float8_e4m3fn": 2e-5}
 MIXED = ([1, 0, 7, 1, 70, 1, 1], [17, 0, 20, 600, 300, 1, 257], 128)
 
 
@@ -56,9 +56,10 @@ def test_mixed_step_equals_the_oracle_in_bfloat16_and_int8(implementation, optio
     check(implementation, pc.Shape(dtype=dtype), *MIXED, **OPTIONS[option])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("option", [
-    name if name in ("plain", "all") else pytest.param(name, marks=pytest.mark.sweep) for name in OPTIONS])
+@pytest.mark.parametrize(("dtype", "option"), [
+    (dtype, option) if option in ("plain", "all")[dtype == "float8_e4m3fn" :]
+    else pytest.param(dtype, option, marks=pytest.mark.sweep)
+    for dtype in ("float32", "float16", "float8_e4m3fn") for option in OPTIONS])
 def test_mixed_step_equals_the_oracle_in_other_dtypes(option, dtype):
     check("xla", pc.Shape(dtype=dtype), *MIXED, **OPTIONS[option])
 

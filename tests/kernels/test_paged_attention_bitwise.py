@@ -71,7 +71,8 @@ def check(implementation, shape, *, trials, **options):
         np.testing.assert_array_equal(lse, expected_lse, err_msg=f"lse, chunks {list(chunks)}")
 
 
-@pytest.mark.parametrize(("implementation", "dtype"), pc.kinds("bfloat16", "float32", "int8"))
+@pytest.mark.parametrize(("implementation", "dtype"), [
+    *pc.kinds("bfloat16", "float32", "int8"), pytest.param("xla", "float8_e4m3fn", marks=pytest.mark.sweep)])
 def test_outputs_do_not_depend_on_chunks_bucket_row_blocks_or_neighbours(implementation, dtype):
     check(implementation, pc.Shape(9, 3, 64, 32, dtype, blocks_per_row=24), trials=3)
 

@@ -15,7 +15,7 @@ from kernels.triton_process import needs_triton
 
 pytestmark = needs_triton
 
-UNIT = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "int8": 2.0**-8}
+UNIT = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "int8": 2.0**-8, "float8_e4m3fn": 2.0**-8}
 MIXED = ([1, 0, 7, 1, 33, 1, 1], [17, 0, 20, 300, 60, 1, 16], 64)
 SMALL = {"blocks_per_row": 20}
 
@@ -59,8 +59,9 @@ def test_mixed_step_equals_the_oracle(interpreter, option, deterministic):
 
 
 @pytest.mark.parametrize(("dtype", "option"), [
-    ("int8", "all"), *(pytest.param(dtype, option, marks=NOT_ALWAYS) for dtype in ("float16", "int8")
-                       for option in OPTIONS if (dtype, option) != ("int8", "all"))])
+    ("int8", "all"), ("float8_e4m3fn", "all"), *(
+        pytest.param(dtype, option, marks=NOT_ALWAYS) for dtype in ("float16", "int8", "float8_e4m3fn")
+        for option in OPTIONS if dtype == "float16" or option != "all")])
 def test_mixed_step_equals_the_oracle_in_other_dtypes(interpreter, dtype, option):
     check(interpreter, pc.Shape(dtype=dtype, **SMALL), *MIXED, **OPTIONS[option])
 
@@ -102,7 +103,7 @@ def test_rows_share_the_blocks_of_a_common_prefix(interpreter):
 
 @pytest.mark.parametrize(("garbage", "dtype"), [
     (np.inf, "bfloat16"), *(pytest.param(garbage, dtype, marks=NOT_ALWAYS) for garbage, dtype in (
-        (-np.inf, "bfloat16"), (3e38, "bfloat16"), (np.inf, "int8"), (-np.inf, "int8")))])
+        (-np.inf, "bfloat16"), (3e38, "bfloat16"), (np.inf, "int8"), (-np.inf, "int8"), (np.inf, "float8_e4m3fn")))])
 def test_infinite_and_huge_garbage_is_not_read_either(interpreter, garbage, dtype):
     check(interpreter, pc.Shape(dtype=dtype, **SMALL), [1, 9], [30, 40], 16, build={"garbage": garbage})
     check(interpreter, pc.Shape(dtype=dtype, **SMALL), [1, 9], [30, 40], 16, build={"garbage": garbage}, window=7)
