@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from jaxllm.engine.core import Engine
     from jaxllm.engine.stats import EngineStats
     from jaxllm.llm import LLM
+    from jaxllm.planning import MeshSearch, Plan, plan, search_mesh
     from jaxllm.pooling import EmbeddingRequestOutput, RewardRequestOutput
     from jaxllm.quantization import Quantized, quantize
     from jaxllm.scoring import Score
@@ -41,11 +42,15 @@ _LAZY = {
     "EmbeddingRequestOutput": "jaxllm.pooling",
     "Engine": "jaxllm.engine.core",
     "EngineStats": "jaxllm.engine.stats",
+    "MeshSearch": "jaxllm.planning",
+    "Plan": "jaxllm.planning",
     "Quantized": "jaxllm.quantization",
     "RewardRequestOutput": "jaxllm.pooling",
     "Score": "jaxllm.scoring",
     "convert": "jaxllm.conversion",
+    "plan": "jaxllm.planning",
     "quantize": "jaxllm.quantization",
+    "search_mesh": "jaxllm.planning",
 }
 
 __all__ = [
@@ -63,9 +68,11 @@ __all__ = [
     "EngineStats",
     "JaxLLMError",
     "Logprob",
+    "MeshSearch",
     "ModelNotFoundError",
     "OutputError",
     "ParameterError",
+    "Plan",
     "Quantized",
     "RequestError",
     "RequestMetrics",
@@ -77,7 +84,9 @@ __all__ = [
     "UnsupportedModelError",
     "best_of",
     "convert",
+    "plan",
     "quantize",
+    "search_mesh",
 ]
 
 

@@ -21,6 +21,7 @@ from jaxllm.cli.convert import convert
 from jaxllm.cli.generate import generate
 from jaxllm.cli.info import info
 from jaxllm.cli.options import expand_groups
+from jaxllm.cli.plan import plan
 from jaxllm.cli.quantize import quantize
 from jaxllm.environment import check_environment
 from jaxllm.errors import EngineError, JaxLLMError
@@ -69,6 +70,7 @@ app.command()(expand_groups(chat))
 app.command()(expand_groups(info))
 app.command()(expand_groups(batch))
 app.command()(expand_groups(bench))
+app.command()(expand_groups(plan))
 app.command()(quantize)
 app.command()(convert)
 
