@@ -110,13 +110,10 @@ def _devices(name: str, value: object) -> tuple[int, ...] | None:
     allowed = "numbers of devices, like 0,1, each once"
     if value is None:
         return None
-    if isinstance(value, str):
-        value = value.split(",")
-    elif isinstance(value, int):
-        value = [value]
-    if not isinstance(value, Sequence):
+    given = value.split(",") if isinstance(value, str) else [value] if isinstance(value, int) else value
+    if not isinstance(given, Sequence):
         raise ParameterError(name, value, allowed)
-    found = tuple(_integer(name, item, 0) for item in value)
+    found = tuple(_integer(name, item, 0) for item in given)
     if not found or len(set(found)) < len(found):
         raise ParameterError(name, value, allowed)
     return found  # type: ignore[return-value]  # none of the items was None
