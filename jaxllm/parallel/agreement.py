@@ -19,6 +19,7 @@ import numpy as np
 
 from jaxllm.config import EngineConfig
 from jaxllm.engine.plan import StepPlan
+from jaxllm.errors import ParameterError
 from jaxllm.models.model import Model, Params
 from jaxllm.parallel import distributed
 from jaxllm.parallel.lifeline import Lifeline, Message
@@ -39,6 +40,16 @@ def spans_processes(mesh: jax.sharding.Mesh | None) -> bool:
     """Whether some of the devices are another process's of this job."""
     return mesh is not None and jax.process_count() > 1 and (
         len({device.process_index for device in mesh.devices.flat}) > 1)
+
+
+def check_members(mesh: jax.sharding.Mesh | None) -> None:
+    """``ParameterError`` unless each process has devices of the mesh, and as many as the others."""
+    assert mesh is not None
+    counts = collections.Counter(device.process_index for device in mesh.devices.flat)
+    found = [counts[process] for process in range(jax.process_count())]
+    if len(set(found)) > 1:
+        raise ParameterError("mesh", f"{mesh.size} devices", "a mesh of one process's devices alone, or of as many of "
+                             f"each of the {len(found)} processes; it has {found} of them")
 
 
 class Agreement:
@@ -132,6 +143,12 @@ class AgreedRunner(Runner):
         except Exception as error:
             self._agreement.failed(error)
         return _AgreedResult(**vars(result), failed=self._agreement.failed)
+
+    def sleep(self, level: int) -> None:
+        """As ``Runner.sleep``, at level 2: weights of other processes' devices cannot be moved to this one's memory."""
+        if level == 1:
+            raise ParameterError("level", level, "2 where the mesh has devices of several processes")
+        super().sleep(level)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

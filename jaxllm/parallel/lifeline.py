@@ -64,7 +64,7 @@ class Lifeline:
         self._silence = silence
         self._peers = {number: _Peer(number, connection) for number, connection in connections.items()}
         self._ending = threading.Lock()
-        threading.Thread(target=self._watch, name="jaxllm-lifeline", daemon=True).start()
+        threading.Thread(target=self._watch_or_fail, name="jaxllm-lifeline", daemon=True).start()
 
     def name(self, process: int) -> str:
         """A process as errors call it."""
@@ -85,9 +85,9 @@ class Lifeline:
             guard = threading.Timer(FLUSH_SECONDS, os._exit, (EXIT_CODE,))  # a stream that blocks must not keep it
             guard.daemon = True
             guard.start()
-            self.send({"kind": "failed", "process": process, "reason": reason})
             if not said:
                 self._say(process, reason)
+            self.send({"kind": "failed", "process": process, "reason": reason})
             with contextlib.suppress(Exception):
                 sys.stdout.flush()
             # A connection that is closed with something unread takes back what was sent last.
@@ -99,6 +99,12 @@ class Lifeline:
         also = "" if process == self.process else also
         with contextlib.suppress(Exception):
             print(f"jaxllm: {self.name(process)} {reason}.{also}", file=sys.stderr, flush=True)
+
+    def _watch_or_fail(self) -> None:
+        try:
+            self._watch()
+        except Exception as error:
+            self.fail(f"can no longer watch the others: {error!r}")
 
     def _watch(self) -> None:
         selector = selectors.DefaultSelector()
