@@ -57,6 +57,10 @@ class EngineError(RuntimeError):
     """The engine failed while running a step; the requests of that step carry it, the others go on."""
 
 
+class DistributedError(RuntimeError):
+    """The processes of a job cannot work together: one started too late, cannot be reached, or has other settings."""
+
+
 class RequestError(RuntimeError):
     """A request failed while it ran, and the call was made with ``raise_on_error``.
 

@@ -40,7 +40,7 @@ def default_dtype(platform: str) -> jnp.dtype:
     if platform == "cpu":
         return jnp.dtype(jnp.bfloat16 if cpu.unavailable() is None or cpu_has_bfloat16() else jnp.float32)
     if platform in ("gpu", "cuda", "rocm"):
-        capability = getattr(jax.devices()[0], "compute_capability", "8.0")
+        capability = getattr(jax.local_devices()[0], "compute_capability", "8.0")
         return jnp.dtype(jnp.bfloat16 if float(capability) >= 8.0 else jnp.float32)
     return jnp.dtype(jnp.bfloat16)
 

@@ -29,6 +29,8 @@ from jaxllm.kv_cache import kv_spec
 from jaxllm.kv_cache.spec import KVSpec
 from jaxllm.memory import give_back_memory
 from jaxllm.models.model import Model, Params
+from jaxllm.parallel import distributed
+from jaxllm.parallel.agreement import AgreedRunner, agree_on, check_members, spans_processes
 from jaxllm.parallel.partition import Partition, PlacedParams
 from jaxllm.parallel.pipeline import Pipeline, stage_spec, stages_of
 from jaxllm.platform import free_device_memory, free_host_memory, resolve_dtype
@@ -146,6 +148,11 @@ def choose_config(model: Model, sizes: EngineSizes, tokenizer: Tokenizer | None 
             for number, replica in enumerate(replicas)
             for stage, weights, each in zip(stages_of(replica), sizes_of_stages, block_bytes, strict=True)
             for device in stage.local_devices)
+    seed, shared = sizes.seed, _shared_by_processes(replicas)
+    if shared:
+        if sizes.swap_bytes:
+            raise ParameterError("swap_space", sizes.swap_bytes, "0 where the mesh has devices of several processes")
+        free, seed = min(distributed.exchange("free memory", free)), distributed.shared_seed(seed)
     max_model_len, num_blocks = plan_memory(
         model=model.config,
         spec=largest,
@@ -174,7 +181,7 @@ def choose_config(model: Model, sizes: EngineSizes, tokenizer: Tokenizer | None 
         scheduling_policy=sizes.scheduling_policy,
         max_logprobs=sizes.max_logprobs,
         logprobs_mode=sizes.logprobs_mode,
-        seed=sizes.seed,
+        seed=seed,
         overlap=sizes.overlap,
         deterministic=sizes.deterministic and not on_host,
         speculation=read_speculative_config(sizes.speculative_config, on_host=on_host),
@@ -183,7 +190,23 @@ def choose_config(model: Model, sizes: EngineSizes, tokenizer: Tokenizer | None 
         data_parallel_size=len(replicas),
         pipeline_parallel_size=len(stages),
     )
+    if shared:
+        agree_on(model, config)
     return config, spec
+
+
+def _shared_by_processes(replicas: Sequence[Partition | Pipeline]) -> bool:
+    """Whether other processes take part; ``ParameterError`` unless they do so in every layer."""
+    meshes = [stage.mesh for replica in replicas for stage in stages_of(replica)]
+    if not any(mesh is not None and any(device.process_index != jax.process_index() for device in mesh.devices.flat)
+               for mesh in meshes) or jax.process_count() == 1:
+        return False
+    for name, size in (("data_parallel_size", len(replicas)), ("pipeline_parallel_size", len(stages_of(replicas[0])))):
+        if size > 1:
+            raise ParameterError(name, size, "1 where the mesh has devices of several processes, which can share "
+                                 "layers (tensor_parallel_size) only")
+    check_members(meshes[0])
+    return True
 
 
 def _replicas(model: Model, partition: Replicas) -> list[Partition | Pipeline]:
@@ -202,7 +225,7 @@ def programs_of(replica: Partition | Pipeline, spec: KVSpec, config: EngineConfi
 def _runner_of(replica: Partition | Pipeline, programs: list[Programs], params: Any) -> Runner:
     """params: in any layout, or as ``Weights.placed_on`` gives them."""
     if isinstance(replica, Partition):
-        return Runner(programs[0], params)
+        return (AgreedRunner if spans_processes(replica.mesh) else Runner)(programs[0], params)
     return PipelineRunner(programs, StagedWeights(replica, params))
 
 

@@ -26,14 +26,15 @@ def device_mesh(*, data: int = 1, pipe: int = 1, tensor: int = 1, devices: Seque
                 ) -> jax.sharding.Mesh:
     """The first ``data * pipe * tensor`` devices as a mesh of ``AXES``, neighbours along ``tensor``.
 
-    devices: those to take from; ``jax.devices()`` by default. Raises ``ParameterError`` for sizes that are no positive
-    integers, and where there are too few devices.
+    devices: those to take from; by default this process's, or all processes' where it has too few. Raises
+    ``ParameterError`` for sizes that are no positive integers, and where there are too few devices.
     """
     sizes = {"data_parallel_size": data, "pipeline_parallel_size": pipe, "tensor_parallel_size": tensor}
     for name, size in sizes.items():
         check_integer(name, size, 1)
-    found = list(jax.devices() if devices is None else devices)
     wanted = data * pipe * tensor
+    own = jax.local_devices() if devices is None else []
+    found = list(devices if devices is not None else own if wanted <= len(own) else jax.devices())
     if wanted > len(found):
         largest = max(sizes, key=lambda name: sizes[name])
         product = "" if wanted == sizes[largest] else (
@@ -75,7 +76,7 @@ def chosen_mesh(mesh: Any = None, *, data_parallel_size: int = 1, pipeline_paral
             if size != 1:
                 raise ParameterError(name, size, "1 where there is a mesh, which says it")
         found = as_device_mesh(mesh)
-    return None if found.size == 1 and found.devices.flat[0] == jax.devices()[0] else found
+    return None if found.size == 1 and found.devices.flat[0] == jax.local_devices()[0] else found
 
 
 def tensor_mesh(mesh: jax.sharding.Mesh, *, data: int = 0, pipe: int = 0) -> jax.sharding.Mesh:

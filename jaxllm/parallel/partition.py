@@ -61,7 +61,7 @@ class Partition:
     @property
     def local_devices(self) -> list[jax.Device]:
         """Those that belong to this process."""
-        return jax.devices()[:1] if self.mesh is None else list(self.mesh.local_devices)
+        return jax.local_devices()[:1] if self.mesh is None else list(self.mesh.local_devices)
 
     @property
     def replicated(self) -> Sharding | None:
@@ -103,7 +103,7 @@ class Partition:
         if self.size > 1:
             assert self.mesh is not None
             return split.put(array, self.mesh)
-        device = jax.devices()[0] if self.device is None else self.device
+        device = jax.local_devices()[0] if self.device is None else self.device
         if not isinstance(array, jax.Array):
             return jax.device_put(array, self.device)
         here = isinstance(array.sharding, SingleDeviceSharding) and array.devices() == {device}

@@ -112,7 +112,7 @@ class ExecutableCache:
         try:
             serialized, in_tree, out_tree = pickle.loads(content)
             executable = serialize_executable.deserialize_and_load(
-                serialized, in_tree, out_tree, execution_devices=list(devices) or jax.devices()[:1])
+                serialized, in_tree, out_tree, execution_devices=list(devices) or jax.local_devices()[:1])
         except Exception as error:
             # Whole, and yet of no use: whatever it is, compiling again is the remedy.
             logger.warning("a compiled program cannot be loaded and is compiled again: %s", error)

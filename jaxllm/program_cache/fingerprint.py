@@ -65,7 +65,7 @@ def types_of(tree: jax.tree_util.PyTreeDef) -> list[str]:
 
 @functools.cache
 def _unchanging() -> str:
-    device = jax.devices()[0]
+    device = jax.local_devices()[0]
     threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return digest(jax.__version__, jaxlib.__version__, sys.version_info[:2], device.client.platform_version,
                   device.device_kind, device.id, jax.device_count(), platform.machine(), _processor(), threads)

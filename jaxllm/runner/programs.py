@@ -240,7 +240,7 @@ class Programs:
         """The devices, but for the default one alone."""
         mesh = self.partition.mesh
         found = [] if mesh is None else list(mesh.devices.flat)
-        return [] if found == jax.devices()[:1] else found
+        return [] if found == jax.local_devices()[:1] else found
 
     def _counted(self, key: Key, function: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*arguments: Any) -> Any:

@@ -61,6 +61,8 @@ class Split:
         (name,) = mesh.axis_names
         sharding = NamedSharding(mesh, self.partition_spec(name))
         shape = self.shape(array.shape, devices=mesh.size)
+        if isinstance(array, jax.Array) and array.is_fully_addressable and not sharding.is_fully_addressable:
+            array = np.asarray(array)  # every process has all of it, and each gives its own devices their parts
         if not isinstance(array, jax.Array):
             return jax.make_array_from_callback(shape, sharding, functools.partial(self._part_of, array))
         if self.axis is None or self.keeps_order(array.shape[self.axis]):
