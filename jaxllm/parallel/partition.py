@@ -128,8 +128,12 @@ class Partition:
         mesh, found = self.mesh, flatten(params)
         assert mesh is not None
 
+        done: dict[int, jax.Array] = {}  # each array once, also one that holds all layers
+
         def own(array: jax.Array, split: Split, like: Any) -> jax.Array:
-            return array if split.axis is None else split.restore(array, like.shape[split.axis], mesh)
+            if split.axis is not None and id(array) not in done:
+                done[id(array)] = split.restore(array, like.shape[split.axis], mesh)
+            return done.get(id(array), array)
 
         return nest({path: jax.tree.map(own, found[path], self.splits[path], spec.abstract())
                      for path, spec in self.whole.specs.items()})

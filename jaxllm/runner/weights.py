@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -64,8 +65,11 @@ class Weights:
     def put_aside(self) -> None:
         """Move them to host memory; nothing where there are none."""
         if self.present:
-            copies: dict[int, np.ndarray] = {}  # each array once, also one that holds all layers
-            self._asleep = jax.tree.map(lambda leaf: copies.setdefault(id(leaf), np.asarray(leaf)), self.params)
+            placed = self._placed
+            # Each array once, also one that holds all layers.
+            copies = {number: _Aside.of(leaf) for number, leaf in {id(leaf): leaf for leaf in jax.tree.leaves(placed)
+                                                                   }.items()}
+            self._asleep = jax.tree.map(lambda leaf: copies[id(leaf)], placed)
             self._forget()
 
     def drop(self) -> None:
@@ -76,10 +80,36 @@ class Weights:
     def take_back(self) -> None:
         """Undo ``put_aside``."""
         if self._asleep is not None:
-            self.replace(self._asleep)
+            asides = {id(aside): aside for aside in jax.tree.leaves(self._asleep)}
+            arrays = {number: aside.back() for number, aside in asides.items()}
+            back = jax.tree.map(lambda aside: arrays[id(aside)], self._asleep)
+            self.replace(PlacedParams(self._partition, back))
 
     def _forget(self) -> None:
         self.outer, self.head, self.layers, self.present = {}, {}, [], False
+
+
+@dataclasses.dataclass(frozen=True)
+class _Aside:
+    """An array in host memory, to go back where it was.
+
+    parts: what each device of this process had, one copy of equal ones.
+    """
+
+    shape: tuple[int, ...]
+    sharding: jax.sharding.Sharding
+    parts: list[tuple[jax.Device, np.ndarray]]
+
+    @classmethod
+    def of(cls, array: jax.Array) -> _Aside:
+        copies: dict[str, np.ndarray] = {}
+        return cls(array.shape, array.sharding, [
+            (shard.device, copies.setdefault(str(shard.index), np.asarray(shard.data)))
+            for shard in array.addressable_shards])
+
+    def back(self) -> jax.Array:
+        return jax.make_array_from_single_device_arrays(
+            self.shape, self.sharding, [jax.device_put(part, device) for device, part in self.parts])
 
 
 def fit_params(partition: Partition, params: Any) -> Params:

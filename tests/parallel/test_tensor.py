@@ -87,7 +87,7 @@ def test_several_devices_give_what_one_gives_with_a_part_of_the_weights_each(cas
 @pytest.mark.sweep
 def test_each_device_holds_its_kv_heads_alone_where_there_are_enough_and_all_latents():
     four_heads = 2 * 2 * 4 * 8 * 4  # layers, keys and values, heads, numbers, bytes of a token
-    for case, share in (("llama", 4), ("llama, kv heads on two devices each", 4), ("int8 experts", 2)):
+    for case, share in (("llama", 4), ("llama, kv heads on two devices each", 4), ("llama4 by expert", 2)):
         (found,) = long(case).values()
         assert found["share"]["cache"] == four_heads / share
     (found,) = long("deepseek").values()

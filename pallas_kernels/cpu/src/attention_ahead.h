@@ -14,17 +14,17 @@ inline int64_t slot(const Attention& a, const Tile& tile, int64_t position) {
   return (block * a.kv_heads + tile.kv_head) * a.block_size + p % size;
 }
 
-// Runs kAhead positions before a tile's walk: the tile before has read up to there, and this one reads as many of the
-// next tile. Blocks lie far apart, and a core gets more from memory in several places at once than in one after the other.
+// Runs kAhead positions before a tile's walk, or a whole tile where that is shorter: the tile before has read up to there,
+// and this one reads as far into the next tile. Blocks lie far apart, and a core gets more from memory in several places at once than in one after the other.
 class ReadAhead {
  public:
   static constexpr int64_t kAhead = 192;  // more than the places hold, of blocks of 32
 
   ReadAhead(const Attention& a, const Tile& tile, const Tile* next)
-      : a_(a), tile_(&tile), next_(next), low_(tile.begin + kAhead), high_(tile.end) {}
+      : a_(a), tile_(&tile), next_(next), low_(begun(tile)), high_(tile.end) {}
 
-  // Asks for so many lines, each of keys and of values, a few of each of some blocks in turn. Called all along: the
-  // memory serves some sixteen lines at once, and who asks for more waits.
+  // Asks for so many lines, each of keys and of values, a few of each of some blocks in turn. Called all along, a few lines
+  // at a time: the memory serves some sixteen at once, and whoever asks for more waits, with all that comes after.
   void read(int64_t lines) {
     for (due_ += lines; due_ >= kLines; due_ -= kLines) {
       Place& place = places_[turn_];
@@ -45,15 +45,16 @@ class ReadAhead {
     int64_t at = 0, lines = 0;
   };
 
+  // Up to where the tile before has read.
+  static int64_t begun(const Tile& tile) { return tile.end < tile.begin + kAhead ? tile.end : tile.begin + kAhead; }
+
   // The lines in the next block, if there are any.
   bool find(Place& place) {
     if (low_ >= high_) {
       if (!next_) return false;
       tile_ = next_;
       next_ = nullptr;
-      low_ = tile_->begin + low_ - high_;
-      high_ = tile_->end < tile_->begin + kAhead ? tile_->end : tile_->begin + kAhead;
-      if (low_ >= high_) return false;
+      low_ = tile_->begin, high_ = begun(*tile_);
     }
     const int64_t in_block = a_.block_size - low_ % a_.block_size, count = high_ - low_ < in_block ? high_ - low_ : in_block;
     const int64_t first = slot(a_, *tile_, low_), bytes = a_.head_dim * (a_.k_scales ? 1 : 2);

@@ -52,7 +52,9 @@ struct TileDot {
   }
 
   // weights: [query, key], of 16 queries, whatever those beyond `queries` hold; values: tiles of [key, dim, 2].
-  static void add_rows(const uint16_t* weights, int, const uint16_t* values, int64_t count, float*) {
+  static void add_rows(const uint16_t* weights, int, const uint16_t* values, int64_t count, float*,
+                       ReadAhead& ahead) {
+    ahead.read(9 * count);
     tile_load<6>(weights, 64);
     tile_load<7>(values, 64);
     tile_dot_bf16<0, 6, 7>();

@@ -44,13 +44,14 @@ class BFloat16Walk : public TileWalk<BFloat16Cache, Self> {
   using Seen = typename Walk::Seen;
 
   // The scores of the chunks [first, end) that are seen.
-  void add_scores(int64_t t, const Seen& seen, int64_t first, int64_t end, float* to) const {
+  void add_scores(int64_t t, const Seen& seen, int64_t first, int64_t end, float* to) {
     const int64_t tile = this->max(seen.first_tile, first * (kChunk / kKeyTile));
     const int64_t count = this->min(seen.end_tile, end * (kChunk / kKeyTile)) - tile;
     const uint16_t* q = this->template at<uint16_t>(layout_.q) + t * layout_.steps * kTile;
     if (count <= 0) return;
     if constexpr (Self::kScoresByRow)
-      Dot::row_scores(keys_ + tile, count, key_stride_, q, layout_.steps, this->lanes_of(t), to + tile * kResult);
+      Dot::row_scores(keys_ + tile, count, key_stride_, q, layout_.steps, this->lanes_of(t), to + tile * kResult,
+                      this->ahead_);
     else
       Dot::scores(keys_ + tile, count, key_stride_, q, layout_.steps, to + tile * kResult);
   }

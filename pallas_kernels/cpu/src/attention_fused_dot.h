@@ -55,7 +55,9 @@ struct VectorDot {
   }
 
   // weights: [query, key]; values: tiles of [key, dim, 2].
-  static void add_rows(const uint16_t* weights, int queries, const uint16_t* values, int64_t count, float* sums) {
+  static void add_rows(const uint16_t* weights, int queries, const uint16_t* values, int64_t count, float* sums,
+                       ReadAhead& ahead) {
+    ahead.read(9 * count);
     for (int64_t tile = 0; tile < count; ++tile, values += kTile, sums += kResult)
       for (int query = 0; query < queries; query += 4)
         add_to<4>(weights + query * 32, 32, 1, 0, values, false, sums + query * 16);

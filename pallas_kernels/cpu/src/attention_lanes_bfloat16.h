@@ -60,7 +60,7 @@ class BFloat16Lanes : public Lanes<BFloat16Walk<Dot, BFloat16Lanes<Dot>>> {
   }
 
   // Scores of the tiles of queries t and t + 1, which see these keys.
-  void add_pair_scores(int64_t t, const Seen (&seen)[2]) const {
+  void add_pair_scores(int64_t t, const Seen (&seen)[2]) {
     const bool both = seen[0].first_tile < seen[0].end_tile && seen[1].first_tile < seen[1].end_tile;
     if (!both || this->key_stride_ != 32) {
       for (int i = 0; i < 2; ++i) this->add_scores(t + i, seen[i], 0, kGroup / kChunk, scores_of(t + i));

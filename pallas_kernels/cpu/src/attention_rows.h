@@ -61,7 +61,7 @@ class Rows : public Walk {
     float* scores = this->template at<float>(layout_.scores);
     for (int64_t chunk = 0; chunk < kGroup / kChunk; ++chunk) {
       if (chunk < seen.first_chunk || chunk >= seen.end_chunk) continue;
-      read_ahead_half_a_chunk();
+      if constexpr (!Walk::Derived::kScoresByRow) this->ahead_.read(17 * this->steps());
       this->add_scores(0, seen, chunk, chunk + 1, scores);
       self().pack(chunk, start + chunk * kChunk, low, high);
     }
@@ -118,10 +118,6 @@ class Rows : public Walk {
   void scale_values(const State& state, int lane, float by) const {
     change_values(state, lane, [by](__m512 x, int64_t) { return _mm512_mul_ps(x, _mm512_set1_ps(by)); });
   }
-
-  // Before tile products, which leave the rest of the core idle. A little more than half, so as not to fall behind where
-  // a chunk is not seen.
-  void read_ahead_half_a_chunk() { this->ahead_.read(17 * this->steps()); }
 
  private:
   // The weights of up to four lanes, from `lane` on; brings what the state holds to the same base.

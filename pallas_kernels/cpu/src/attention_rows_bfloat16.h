@@ -69,8 +69,8 @@ class BFloat16Rows : public Rows<BFloat16Walk<Dot, BFloat16Rows<Dot>>> {
       float* sums = state.values + first * kResult;
       Dot::load_sums(sums, count);
       for (int64_t chunk = seen.first_chunk; chunk < seen.end_chunk; ++chunk) {
-        this->read_ahead_half_a_chunk();
-        Dot::add_rows(weights + chunk * kTile, lanes(), values + (chunk * tiles() + first) * kTile, count, sums);
+        const uint16_t* from = values + (chunk * tiles() + first) * kTile;
+        Dot::add_rows(weights + chunk * kTile, lanes(), from, count, sums, this->ahead_);
       }
       Dot::store_sums(sums, count);
     }

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "attention_ahead.h"
 #include "attention_layout.h"
 #include "transpose.h"
 #include "vectors.h"
@@ -105,24 +106,29 @@ struct VectorDot {
     }
   }
 
-  // Of some rows of q, by lanes that are keys: [row, key] for each tile. For fewer rows than a tile has.
+  // Of some rows of q, by lanes that are keys: [row, key] for each tile. For fewer rows than a tile has. As many lines are
+  // read ahead as the keys have, half of what is due.
   static constexpr bool kScoresByRow = true;
 
   static void row_scores(const uint16_t* const* keys, int64_t tiles, int64_t stride, const uint16_t* q, int64_t steps,
-                         int rows, float* to) {
+                         int rows, float* to, ReadAhead& ahead) {
     for (int64_t tile = 0; tile < tiles; ++tile, to += kResult)
-      for (int row = 0; row < rows; row += 4) four_row_scores(keys[tile], stride, q + 2 * row, steps, to + 16 * row);
+      for (int row = 0; row < rows; row += 4)
+        four_row_scores(keys[tile], stride, q + 2 * row, steps, to + 16 * row, row == 0 ? &ahead : nullptr);
   }
 
-  static void four_row_scores(const uint16_t* keys, int64_t stride, const uint16_t* q, int64_t steps, float* to) {
+  static void four_row_scores(const uint16_t* keys, int64_t stride, const uint16_t* q, int64_t steps, float* to,
+                              ReadAhead* ahead) {
     __m512 c[4];
     for (auto& row : c) row = _mm512_setzero_ps();
     for (int64_t step = 0; step < steps; ++step, keys += 32, q += kTile) {
       __m512i pairs[16];
       for (int i = 0; i < 16; ++i) pairs[i] = _mm512_loadu_si512(keys + i * stride);
       transpose(pairs);
-      for (int k = 0; k < 16; ++k)
+      for (int k = 0; k < 16; ++k) {
+        if (k % 8 == 0 && ahead) ahead->read(4);
         for (int i = 0; i < 4; ++i) c[i] = _mm512_dpbf16_ps(c[i], (__m512bh)pairs[k], spread(q + 32 * k + 2 * i));
+      }
     }
     for (int i = 0; i < 4; ++i) _mm512_store_ps(to + 16 * i, c[i]);
   }
@@ -132,10 +138,14 @@ struct VectorDot {
   static void load_sums(const float*, int64_t) {}
   static void store_sums(float*, int64_t) {}
 
-  // weights: [query, key]; values: tiles of [key, dim, 2].
-  static void add_rows(const uint16_t* weights, int queries, const uint16_t* values, int64_t count, float* sums) {
-    for (int64_t tile = 0; tile < count; ++tile, values += kTile, sums += kResult)
+  // weights: [query, key]; values: tiles of [key, dim, 2]. The other half is read ahead, and a little more, so as not to
+  // fall behind where keys are not seen.
+  static void add_rows(const uint16_t* weights, int queries, const uint16_t* values, int64_t count, float* sums,
+                       ReadAhead& ahead) {
+    for (int64_t tile = 0; tile < count; ++tile, values += kTile, sums += kResult) {
+      ahead.read(9);
       for (int query = 0; query < queries; query += 4) add_to<4>(weights + query * 32, values, sums + query * 16);
+    }
   }
 };
 
