@@ -11,8 +11,9 @@ from mixes import mixed_requests
 from parallel.engines import LAYERS, SIZES, all_at_once, engine_over, model_and_params
 from scripted_model import llm_on, script
 from support import bits, greedy, prompts, run, tiny_model
+from tiny_folder import write_tiny_folder
 
-from jaxllm import SamplingParams
+from jaxllm import LLM, SamplingParams, StructuredOutputsParams
 from jaxllm.beam_search import BeamSearchParams
 from jaxllm.engine.build import EngineSizes, choose_config, programs_of
 from jaxllm.errors import ParameterError
@@ -216,3 +217,29 @@ def test_options_change_nothing_in_a_pipeline(options):
     assert [bits(output) for output in all_at_once(engine, requests)] == expected
     if "swap_bytes" in options:
         assert engine.stats().num_swapped_in > 0
+
+
+@pytest.mark.sweep
+def test_a_folder_is_read_into_stages_obeys_grammars_there_and_is_written_again(tmp_path):
+    folder = write_tiny_folder(tmp_path / "model", num_hidden_layers=3)
+    sizes = {**SIZES, "dtype": "float32", "kv_cache_bytes": 1 << 20, "max_logprobs": -1}
+    llms = [LLM(folder, pipeline_parallel_size=size, data_parallel_size=size, **sizes) for size in (1, 2)]
+    params = [
+        SamplingParams(max_tokens=8, temperature=1.0, seed=1,
+                       structured_outputs=StructuredOutputsParams(regex="[ab]{3,6}")),
+        SamplingParams(max_tokens=8, temperature=1.0, seed=2, bad_words=["ab", "xyz"], logprobs=2),
+        SamplingParams(max_tokens=8, temperature=0.0, prompt_logprobs=1),
+        SamplingParams(max_tokens=4, temperature=0.8, seed=3, logprobs=-1, presence_penalty=0.5),
+    ]
+    asked = ["one", "two and more", "three", "four"]
+    expected, found = ([bits(output) for output in llm.generate(asked, params)] for llm in llms)
+    assert found == expected
+    assert [output[2] for output in found] == [None] * len(asked)
+    assert set(llms[1].generate(asked[0], params[0])[0].outputs[0].text) <= {"a", "b"}
+    written = []
+    for number, llm in enumerate(llms):
+        llm.save_pretrained(tmp_path / str(number))
+        written.append((tmp_path / str(number) / "model.safetensors").read_bytes())
+    assert written[0] == written[1]
+    dummy = LLM(folder, load_format="dummy", pipeline_parallel_size=3, **sizes)
+    assert dummy.generate([[5, 6]], greedy(2))[0].error is None

@@ -12,4 +12,4 @@ def test_pipelines_on_devices_of_their_own():
 
 @pytest.mark.sweep
 def test_more_pipelines_on_devices_of_their_own():
-    assert run_cases("pipeline_cases.py", mark="sweep") >= 9
+    assert run_cases("pipeline_cases.py", mark="sweep") >= 11
