@@ -30,7 +30,9 @@ def same_outputs(process):
     engine = make_engine(FOLDER, 4)
     agreed = distributed.exchange("number", 10 * process)
     say(seed=engine.config.seed, blocks=engine.config.num_blocks, agreed=agreed, outputs=outputs(engine, REQUESTS))
-    say(refused=[refusal(lambda: engine.sleep(1)), refusal(lambda: make_engine(FOLDER, 4, swap_space=1))])
+    say(refused=[refusal(lambda: engine.sleep(1)), refusal(lambda: make_engine(FOLDER, 4, swap_space=1)),
+                 refusal(lambda: make_engine(FOLDER, 2, data_parallel_size=2)),
+                 refusal(lambda: make_engine(FOLDER, 2, pipeline_parallel_size=2))])
     own = make_engine(FOLDER)  # on one of the process's own devices, alone
     say(alone=outputs(own, REQUESTS[:1 + process]))
 
