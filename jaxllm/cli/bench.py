@@ -61,8 +61,14 @@ def bench(
     from jaxllm.engine.build import cache_spec
     from jaxllm.llm import LLM
     from jaxllm.loading import open_model, open_source
+    from jaxllm.parallel.pipeline import stages_of
     from jaxllm.weights import default_model
 
+    for option, size in (("--data-parallel-size", engine.data_parallel_size),
+                         ("--pipeline-parallel-size", engine.pipeline_parallel_size)):
+        if size != 1:
+            raise typer.BadParameter(f"{size}: the bound that it prints is of devices that share every layer",
+                                     param_hint=option)
     source = open_source(name or default_model(), revision)
     opened = open_model(source, dtype, quantization=quantization)
     model = opened.model
@@ -79,7 +85,7 @@ def bench(
     console.note("measuring the machine ...")
     machine = measure_machine(model.dtype)
     # What a device does, which is what a device's speed bounds.
-    local = engine.partition(model).local
+    local = stages_of(engine.replicas(model)[0])[0].local
     spec = cache_spec(local, engine.kv_cache_dtype)
     costs = ModelCosts.of(local, spec)
     report = {

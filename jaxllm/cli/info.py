@@ -127,6 +127,8 @@ def _memory(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     each = ""
     if "devices" in running:
         each = f" on each of {running['devices']} devices"
+        parts = [f"{running[name]} {name}" for name in ("replicas", "stages") if running[name] > 1]
+        yield "devices", f"{running['devices']}" + (f": {', '.join(parts)}" if parts else "")
         yield "weights of a device", format_bytes(running["weight_bytes_per_device"])
     yield "KV cache per token", f"{format_bytes(running['kv_bytes_per_token'])} in {running['kv_cache_dtype']}{each}"
     yield "KV cache, full context", format_bytes(running["kv_bytes_full_context"])

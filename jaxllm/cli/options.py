@@ -19,6 +19,7 @@ from jaxllm.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from jaxllm.models.model import Model
     from jaxllm.parallel.partition import Partition
+    from jaxllm.parallel.pipeline import Pipeline
 
 
 def parse_bytes(text: str) -> int:
@@ -88,23 +89,31 @@ class EngineOptions:
         "--tensor-parallel-size", "Devices that share every layer.", show_default=True)] = 1
     enable_expert_parallel: Annotated[bool, _engine(
         "--enable-expert-parallel", "Give each of these devices whole experts.")] = False
+    pipeline_parallel_size: Annotated[int, _engine(
+        "--pipeline-parallel-size", "Stages, each some of the layers, on devices of their own.",
+        show_default=True)] = 1
+    data_parallel_size: Annotated[int, _engine(
+        "--data-parallel-size", "Replicas of all that, which share the requests.", show_default=True)] = 1
 
     def given(self) -> dict[str, Any]:
         """As keyword arguments of ``LLM``."""
         return dataclasses.asdict(self)
 
-    def partition(self, model: Model) -> Partition:
-        """The devices that are asked for, and what each has of a model."""
-        from jaxllm.parallel.mesh import chosen_mesh, tensor_mesh
-        from jaxllm.parallel.partition import Partition
+    def replicas(self, model: Model) -> list[Partition | Pipeline]:
+        """The devices that are asked for, by replica, and what each has of a model."""
+        from jaxllm.parallel.mesh import chosen_mesh
+        from jaxllm.parallel.pipeline import replica_partitions
 
-        mesh = chosen_mesh(tensor_parallel_size=self.tensor_parallel_size)
-        return Partition(model, None if mesh is None else tensor_mesh(mesh), self.enable_expert_parallel)
+        mesh = chosen_mesh(data_parallel_size=self.data_parallel_size, tensor_parallel_size=self.tensor_parallel_size,
+                           pipeline_parallel_size=self.pipeline_parallel_size)
+        return replica_partitions(model, mesh, by_expert=self.enable_expert_parallel)
 
     def sizes(self) -> dict[str, Any]:
         """Those of them that ``EngineSizes`` has."""
-        parallel = ("tensor_parallel_size", "enable_expert_parallel")
-        return {name: value for name, value in self.given().items() if name not in parallel}
+        return {name: value for name, value in self.given().items() if name not in _PARALLEL}
+
+
+_PARALLEL = ("tensor_parallel_size", "enable_expert_parallel", "pipeline_parallel_size", "data_parallel_size")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,6 @@ from jaxllm.errors import CapacityError, JaxLLMError, UnsupportedModelError
 if TYPE_CHECKING:
     from jaxllm.kv_cache import KVSpec
     from jaxllm.models.model import Model
-    from jaxllm.parallel.partition import Partition
     from jaxllm.tokenization import Tokenizer
     from jaxllm.weights import ModelSource
 
@@ -108,10 +107,7 @@ def _describe_model(report: Report, source: ModelSource, tokenizer: Tokenizer | 
     report["running"] = {"dtype": model.dtype.name, "dtype_chosen": options.dtype == "auto",
                          "weight_bytes": model.weight_bytes, "quantization": opened.quantization,
                          "kinds": _kinds(model)}
-    partition = engine.partition(model)
-    if partition.size > 1:
-        report["running"] |= {"devices": partition.size, "weight_bytes_per_device": partition.local.weight_bytes}
-    _describe_engine(report, partition, tokenizer, engine)
+    _describe_engine(report, model, tokenizer, engine)
 
 
 def _kinds(model: Model) -> dict[str, int]:
@@ -132,17 +128,25 @@ def _architecture(config: Any) -> Report:
     return {name: getattr(config, name) for name in names} | {"window_layers": layers, "experts": experts}
 
 
-def _describe_engine(report: Report, partition: Partition, tokenizer: Tokenizer | None, engine: EngineOptions) -> None:
+def _describe_engine(report: Report, model: Model, tokenizer: Tokenizer | None, engine: EngineOptions) -> None:
     import jax
 
     from jaxllm.bench.roofline import ModelCosts
     from jaxllm.engine.build import EngineSizes, cache_spec, choose_config, layers_per_program
+    from jaxllm.parallel.partition import Partition
+    from jaxllm.parallel.pipeline import stage_spec, stages_of
     from jaxllm.platform import free_device_memory, free_host_memory
     from jaxllm.program_cache.entries import Entries
     from jaxllm.program_cache.folder import cache_bytes, cache_folder, folder_of_jax
     from jaxllm.runner.programs import Programs
 
-    model = partition.whole
+    replicas = engine.replicas(model)
+    stages = stages_of(replicas[0])
+    # Of devices that share every layer, as those of a stage share some.
+    partition = Partition(model, stages[0].mesh, engine.enable_expert_parallel)
+    if (devices := len(replicas) * sum(stage.size for stage in stages)) > 1:
+        report["running"] |= {"devices": devices, "replicas": len(replicas), "stages": len(stages),
+                              "weight_bytes_per_device": max(stage.local.weight_bytes for stage in stages)}
     device, platform = jax.devices()[0], jax.default_backend()
     free = free_host_memory() if platform == "cpu" else free_device_memory(device, engine.gpu_memory_utilization)
     report["machine"] = {
@@ -150,11 +154,12 @@ def _describe_engine(report: Report, partition: Partition, tokenizer: Tokenizer 
         "native_kernels": _native_kernels(),
     }
     spec = cache_spec(partition.local, engine.kv_cache_dtype)
+    kept = max((stage_spec(spec, stage) for stage in stages), key=lambda each: each.bytes_per_token)
     report["machine"]["kernels"] = kernels_of(partition.local, spec)
     report["running"] |= {
         "kv_cache_dtype": spec.entries["k"].dtype_name,
-        "kv_bytes_per_token": spec.bytes_per_token,
-        "kv_bytes_full_context": spec.context_bytes(model.config.max_position_embeddings),
+        "kv_bytes_per_token": kept.bytes_per_token,
+        "kv_bytes_full_context": kept.context_bytes(model.config.max_position_embeddings),
     }
     costs = ModelCosts.of(partition.local, spec)
     report["step"] = {
@@ -162,8 +167,7 @@ def _describe_engine(report: Report, partition: Partition, tokenizer: Tokenizer 
         "flops_per_context_token": model.config.num_layers * costs.attention_flops,
     }
     try:
-        config, spec = choose_config(
-            model, EngineSizes(**engine.sizes()), tokenizer, partition=partition)
+        config, _ = choose_config(model, EngineSizes(**engine.sizes()), tokenizer, partition=replicas)
     except CapacityError as error:
         report["fits"] = {"error": str(error)}
     else:
@@ -171,10 +175,12 @@ def _describe_engine(report: Report, partition: Partition, tokenizer: Tokenizer 
             "max_model_len": config.max_model_len, "max_num_seqs": config.max_num_seqs,
             "max_num_batched_tokens": config.max_num_batched_tokens, "block_size": config.block_size,
             "num_blocks": config.num_blocks, "kv_tokens": config.token_capacity,
-            "kv_cache_bytes": config.num_blocks * spec.block_bytes(config.block_size),
+            "kv_cache_bytes": config.num_blocks * max(
+                stage_spec(spec, stage).block_bytes(config.block_size) for stage in stages),
         }
-        report["compilation"] = {"programs": Programs(
-            model, spec, config, layers_per_program(), partition=partition).formula()}
+        if len(stages) == 1:
+            report["compilation"] = {"programs": Programs(
+                model, spec, config, layers_per_program(), partition=partition).formula()}
     folder, limit = cache_folder(), cache_bytes()
     report.setdefault("compilation", {})["cache"] = None if folder is None else {
         "path": str(folder), **dataclasses.asdict(Entries(folder, limit).contents()), "limit": limit}
