@@ -22,8 +22,9 @@ import numpy as np
 from harness import describe_machine, format_table, machine_line, write_json
 
 from jaxllm.config import EngineConfig
-from jaxllm.engine.build import CPU_LAYERS_PER_PROGRAM, cache_spec
+from jaxllm.engine.build import CPU_LAYERS_PER_PROGRAM
 from jaxllm.engine.core import Engine
+from jaxllm.engine.sizes import cache_spec
 from jaxllm.models.config import DecoderConfig
 from jaxllm.models.model import build_model
 from jaxllm.runner.functions import StepFunctions

@@ -19,7 +19,7 @@ from compare_runs import PLANS
 from harness import Workload, describe_machine, format_table, load_workload, machine_line, write_json
 
 from jaxllm.bench import Chunk, Cost, MachineSpeed, ModelCosts, measure_machine
-from jaxllm.engine.build import CPU_DEFAULTS, cache_spec
+from jaxllm.engine.sizes import CPU_DEFAULTS, cache_spec
 from jaxllm.errors import JaxLLMError
 from jaxllm.loading import open_model, open_source
 

@@ -15,9 +15,10 @@ from jaxllm.beam_search import BeamSearchOutput, BeamSearchParams, as_search_out
 from jaxllm.chat_prompts import ChatPrompts, Conversation
 from jaxllm.checks import check_bool, refuse_given
 from jaxllm.config import Policy
-from jaxllm.engine.build import EngineSizes, build_engine
+from jaxllm.engine.build import build_engine
 from jaxllm.engine.core import Engine
 from jaxllm.engine.prompts import Prompt
+from jaxllm.engine.sizes import EngineSizes
 from jaxllm.engine.stats import EngineStats
 from jaxllm.engine.stats_log import StatsLog
 from jaxllm.environment import check_environment

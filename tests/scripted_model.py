@@ -18,8 +18,9 @@ from safetensors.numpy import save_file
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 
 from jaxllm import LLM
-from jaxllm.engine.build import EngineSizes, cache_spec, choose_config, layers_per_program
+from jaxllm.engine.build import layers_per_program
 from jaxllm.engine.core import Engine
+from jaxllm.engine.sizes import EngineSizes, cache_spec, choose_config
 from jaxllm.models.config import DecoderConfig
 from jaxllm.models.model import build_model, nest
 from jaxllm.runner.programs import Programs

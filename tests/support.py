@@ -7,7 +7,8 @@ import functools
 import jax.numpy as jnp
 import numpy as np
 
-from jaxllm.engine.build import EngineSizes, build_engine
+from jaxllm.engine.build import build_engine
+from jaxllm.engine.sizes import EngineSizes
 from jaxllm.models.config import DecoderConfig
 from jaxllm.models.model import build_model
 from jaxllm.sampling_params import SamplingParams

@@ -14,8 +14,8 @@ from support import bits
 from tiny_folder import CHAT_TEMPLATE, write_tiny_folder
 
 from jaxllm import LLM, CapacityError, CheckpointError, ParameterError, SamplingParams
-from jaxllm.engine.build import choose_config
 from jaxllm.engine.seeds import derived_seed
+from jaxllm.engine.sizes import choose_config
 from jaxllm.engine.stats_log import logger as stats_logger
 from jaxllm.first_step import FirstStep
 from jaxllm.tokenization import from_folder

@@ -58,7 +58,7 @@ def bench(
     console.set_up(quiet=quiet, debug=debug)
 
     from jaxllm.bench import ModelCosts, measure_machine, measure_speed
-    from jaxllm.engine.build import cache_spec
+    from jaxllm.engine.sizes import cache_spec
     from jaxllm.llm import LLM
     from jaxllm.loading import open_model, open_source
     from jaxllm.parallel.pipeline import stages_of

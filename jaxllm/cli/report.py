@@ -132,7 +132,8 @@ def _describe_engine(report: Report, model: Model, tokenizer: Tokenizer | None, 
     import jax
 
     from jaxllm.bench.roofline import ModelCosts
-    from jaxllm.engine.build import EngineSizes, cache_spec, choose_config, layers_per_program
+    from jaxllm.engine.build import layers_per_program
+    from jaxllm.engine.sizes import EngineSizes, cache_spec, choose_config
     from jaxllm.parallel.partition import Partition
     from jaxllm.parallel.pipeline import stage_spec, stages_of
     from jaxllm.platform import free_device_memory, free_host_memory

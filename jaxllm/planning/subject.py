@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxllm.engine.build import cache_spec
+from jaxllm.engine.sizes import cache_spec
 from jaxllm.kv_cache.spec import KVSpec
 from jaxllm.loading import open_model, open_source
 from jaxllm.models.model import Model

@@ -9,7 +9,7 @@ from harness import load_workload
 from tiny_checkpoint import write_tiny_checkpoint, write_workload
 
 from jaxllm.bench import Chunk, Cost, MachineSpeed, ModelCosts
-from jaxllm.engine.build import cache_spec
+from jaxllm.engine.sizes import cache_spec
 from jaxllm.loading import open_model, open_source
 
 

@@ -14,7 +14,7 @@ from support import tiny_model
 from tiny_folder import CONFIG, write_tiny_folder
 
 from jaxllm.cli.report import kernels_of
-from jaxllm.engine.build import cache_spec
+from jaxllm.engine.sizes import cache_spec
 from jaxllm.environment import COMPILATION_CACHE, COMPILATION_CACHE_BYTES
 from jaxllm.weights import ConfigSource
 from jaxllm.weights.packaged import PACKAGED_MODELS

@@ -11,7 +11,7 @@ import typer
 
 from jaxllm import SamplingParams
 from jaxllm.cli.options import EngineOptions, SamplingOptions, expand_groups, format_bytes, parse_bytes
-from jaxllm.engine.build import EngineSizes
+from jaxllm.engine.sizes import EngineSizes
 
 OPTION = typer.Option("--one")
 

@@ -12,7 +12,8 @@ import pytest
 from conformance.golden import assert_golden, assert_leaves_only_at_near_ties, golden, requests
 from support import bits, run
 
-from jaxllm.engine.build import EngineSizes, build_engine
+from jaxllm.engine.build import build_engine
+from jaxllm.engine.sizes import EngineSizes
 from jaxllm.loading import end_token_ids, load_weights, open_model, read_tokenizer
 from jaxllm.weights import resolve
 

@@ -12,7 +12,8 @@ from conformance.golden import assert_golden, assert_leaves_only_at_near_ties, g
 from kernels.native import needs_native, using
 from support import bits, run
 
-from jaxllm.engine.build import EngineSizes, build_engine
+from jaxllm.engine.build import build_engine
+from jaxllm.engine.sizes import EngineSizes
 from jaxllm.loading import load_weights, open_model
 from jaxllm.weights import resolve
 from pallas_kernels import cpu

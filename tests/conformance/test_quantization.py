@@ -14,7 +14,8 @@ from weights.checkpoint_files import VOCAB
 from weights.quantized_llama import write_mixture
 
 from jaxllm import LLM
-from jaxllm.engine.build import EngineSizes, build_engine
+from jaxllm.engine.build import build_engine
+from jaxllm.engine.sizes import EngineSizes
 from jaxllm.errors import ParameterError
 from jaxllm.loading import load_weights, open_model
 from jaxllm.runner.keys import Key

@@ -14,7 +14,8 @@ import pytest
 from support import run
 
 from jaxllm.beam_search import BeamSearchParams
-from jaxllm.engine.build import EngineSizes, build_engine
+from jaxllm.engine.build import build_engine
+from jaxllm.engine.sizes import EngineSizes
 from jaxllm.loading import load_weights, open_model
 from jaxllm.weights import resolve
 

@@ -12,6 +12,7 @@ from support import TINY, bits, greedy, prompts, run, tiny_engine
 
 from jaxllm import ParameterError
 from jaxllm.engine import build
+from jaxllm.engine.sizes import EngineSizes, check_deterministic, choose_config
 from jaxllm.models.config import DecoderConfig
 from jaxllm.models.linear import FixedOrder, gated_linear, grouped_linear, in_fixed_order, linear
 from jaxllm.models.model import build_model
@@ -24,14 +25,14 @@ def test_on_a_cpu_it_is_accepted_and_changes_nothing():
     engine, plain = tiny_engine("float32", deterministic=True), tiny_engine("float32")
     assert engine.config == plain.config
     with pytest.raises(ParameterError, match="deterministic='yes'"):
-        build.EngineSizes(deterministic="yes")
+        EngineSizes(deterministic="yes")
 
 
 @pytest.mark.parametrize("changes", [
     {}, pytest.param({"tie_word_embeddings": False}, marks=pytest.mark.sweep)])
 def test_a_step_with_weights_in_fixed_order_computes_what_one_without_does(monkeypatch, changes):
     given = [(prompt, greedy(3, logprobs=2)) for prompt in prompts(3)]
-    choose = build.choose_config
+    choose = choose_config
 
     def chosen(*arguments, **options):
         config, spec = choose(*arguments, **options)
@@ -96,4 +97,4 @@ def test_on_a_gpu_products_and_attention_are_asked_for_in_one_order(monkeypatch)
 def test_what_has_no_such_kernels_is_refused(changes, dtype, platform, message):
     model = build_model(DecoderConfig(**{**TINY, "head_dim": 16, **changes}), jnp.dtype(dtype))
     with pytest.raises(ParameterError, match=message):
-        build.check_deterministic(Partition(model), platform)
+        check_deterministic(Partition(model), platform)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 
-from jaxllm.engine.build import EngineSizes, choose_config
+from jaxllm.engine.sizes import EngineSizes, choose_config
 from jaxllm.models.config import DecoderConfig
 from jaxllm.models.model import build_model
 from jaxllm.parallel.partition import Partition

@@ -7,7 +7,8 @@ import math
 
 import numpy as np
 
-from jaxllm.engine.build import EngineSizes, choose_config, layers_per_program
+from jaxllm.engine.build import layers_per_program
+from jaxllm.engine.sizes import EngineSizes, choose_config
 from jaxllm.kv_cache import block_table
 from jaxllm.runner.batch import StepBatch
 from jaxllm.runner.buckets import bucket_for

@@ -15,7 +15,8 @@ from models.fixture_models import FIXTURES, NAMES, check, check_batch, check_bit
 from models.paged_forward import PagedForward
 from support import greedy, run
 
-from jaxllm.engine.build import EngineSizes, build_engine
+from jaxllm.engine.build import build_engine
+from jaxllm.engine.sizes import EngineSizes
 from jaxllm.models.registry import FAMILIES, family_of
 from jaxllm.weights import resolve
 

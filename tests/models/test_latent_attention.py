@@ -13,7 +13,8 @@ from models.paged_forward import PagedForward
 from safetensors.numpy import load_file, save_file
 from support import greedy, run
 
-from jaxllm.engine.build import EngineSizes, build_engine, cache_spec
+from jaxllm.engine.build import build_engine
+from jaxllm.engine.sizes import EngineSizes, cache_spec
 from jaxllm.errors import UnsupportedModelError
 from jaxllm.loading import open_model
 from jaxllm.models.config import LatentConfig

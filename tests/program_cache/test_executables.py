@@ -18,6 +18,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from support import greedy, prompts, run, tiny_engine, tiny_model
 
 from jaxllm.engine import build
+from jaxllm.engine.sizes import EngineSizes
 from jaxllm.program_cache import executables, trust
 from jaxllm.program_cache.entries import Entries
 from jaxllm.program_cache.executables import ExecutableCache
@@ -245,7 +246,7 @@ def test_an_engine_finds_all_its_programs_by_description_and_gives_the_same_bits
 @pytest.mark.parametrize(("limit", "expected"), [(build.FEW_WEIGHT_BYTES, [True, False]), (0, [False, False])])
 def test_few_weights_wait_for_programs_that_must_be_compiled_and_for_no_others(limit, expected, monkeypatch):
     model, params = tiny_model()
-    sizes = build.EngineSizes(max_model_len=64, max_num_seqs=2, kv_cache_bytes=1 << 20)
+    sizes = EngineSizes(max_model_len=64, max_num_seqs=2, kv_cache_bytes=1 << 20)
     keys = [Key("update_table"), Key("begin", 8)]
     events = []
     wait = build.futures.wait

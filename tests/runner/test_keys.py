@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support import tiny_model
 
-from jaxllm.engine.build import cache_spec
+from jaxllm.engine.sizes import cache_spec
 from jaxllm.runner.keys import layer_chunks
 
 

@@ -9,7 +9,7 @@ from tiny_folder import write_tiny_folder
 from weights.checkpoint_files import FFN, HIDDEN, KV_HEADS, VOCAB
 from weights.quantized_llama import ODD, OTHER, PLAIN, write_mixture
 
-from jaxllm.engine.build import cache_spec
+from jaxllm.engine.sizes import cache_spec
 from jaxllm.errors import CheckpointError, ParameterError
 from jaxllm.loading import load_weights, open_model
 from jaxllm.runner.keys import layer_chunks
