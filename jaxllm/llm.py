@@ -23,17 +23,16 @@ from jaxllm.engine.stats import EngineStats
 from jaxllm.engine.stats_log import StatsLog
 from jaxllm.environment import check_environment
 from jaxllm.first_step import FirstStep
+from jaxllm.generation_config import end_token_ids, sampling_defaults
 from jaxllm.inputs import Params, prompt_list, with_priorities
 from jaxllm.loading import (
     check_pooling,
-    end_token_ids,
     live_source,
     load_placed,
     open_model,
     open_source,
     random_weights,
     read_tokenizer,
-    sampling_defaults,
     score_head,
 )
 from jaxllm.memory import give_back_memory

@@ -10,7 +10,8 @@ import pytest
 from tiny_folder import write_tiny_folder
 
 from jaxllm.errors import CheckpointError, ParameterError
-from jaxllm.loading import end_token_ids, open_source, read_tokenizer, sampling_defaults
+from jaxllm.generation_config import end_token_ids, sampling_defaults
+from jaxllm.loading import open_source, read_tokenizer
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.tokenization import from_folder
 from jaxllm.weights import ConfigSource, SafetensorsSource, locate, resolve

@@ -88,7 +88,8 @@ def _tokenizer(source: ModelSource, options: ModelOptions) -> tuple[Tokenizer | 
 def _describe_model(report: Report, source: ModelSource, tokenizer: Tokenizer | None, options: ModelOptions,
                     engine: EngineOptions) -> None:
     """Add the sections that need a supported architecture; raises at the first thing that fails."""
-    from jaxllm.loading import end_token_ids, open_model, parts_of
+    from jaxllm.generation_config import end_token_ids
+    from jaxllm.loading import open_model, parts_of
 
     if tokenizer is not None:
         report["tokenizer"] = {

@@ -40,7 +40,7 @@ class Checkpoint:
 
     def sampling_params(self, options: SamplingOptions, n: int = 1) -> SamplingParams:
         """What the options ask for, on top of what the model recommends."""
-        from jaxllm.loading import sampling_defaults
+        from jaxllm.generation_config import sampling_defaults
 
         return options.params(sampling_defaults(self.source), self.source.generation_config, n)
 

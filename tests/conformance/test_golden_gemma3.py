@@ -14,7 +14,8 @@ from support import bits, run
 
 from jaxllm.engine.build import build_engine
 from jaxllm.engine.sizes import EngineSizes
-from jaxllm.loading import end_token_ids, load_weights, open_model, read_tokenizer
+from jaxllm.generation_config import end_token_ids
+from jaxllm.loading import load_weights, open_model, read_tokenizer
 from jaxllm.weights import resolve
 
 GOLDEN = golden("gemma3")
