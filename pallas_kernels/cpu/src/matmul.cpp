@@ -44,15 +44,9 @@ int64_t count_not_zeros(const Matmul& m) {
   return count;
 }
 
-void multiply_packed(ffi::ThreadPool& pool, const Matmul& m, void* packed) {
-  const auto pack_rows = PALLAS_KERNELS_CHOSEN(pack_rows);
+void multiply_packed(ffi::ThreadPool& pool, const Matmul& m, const void* packed) {
   const auto multiply = PALLAS_KERNELS_CHOSEN_OR_TILES(multiply, multiply_amx);
   const int64_t blocks = num_blocks(m);
-  if (blocks <= 2) {
-    for (int64_t b = 0; b < blocks; ++b) pack_rows(m, packed, b);
-  } else {
-    parallel_for(pool, blocks, [&](int64_t b) { pack_rows(m, packed, b); });
-  }
   const int64_t outputs = outputs_per_piece(m.outputs, std::max<int64_t>(pool.num_threads(), 1));
   const int64_t pieces = divide(m.outputs, outputs);
   parallel_for(pool, pieces * divide(blocks, kBlocksPerCall), [&](int64_t i, int64_t next) {
@@ -60,6 +54,13 @@ void multiply_packed(ffi::ThreadPool& pool, const Matmul& m, void* packed) {
     multiply(m, packed, o, std::min(o + outputs, m.outputs), b, std::min(b + kBlocksPerCall, blocks),
              next == kNoPiece ? kNoOutput : next % pieces * outputs);
   });
+}
+
+void pack(ffi::ThreadPool& pool, const Matmul& m, void* packed) {
+  const auto pack_rows = PALLAS_KERNELS_CHOSEN(pack_rows);
+  const int64_t blocks = num_blocks(m);
+  if (blocks > 2) return parallel_for(pool, blocks, [&](int64_t b) { pack_rows(m, packed, b); });
+  for (int64_t b = 0; b < blocks; ++b) pack_rows(m, packed, b);
 }
 
 int64_t whole_lines(int64_t bytes) { return 64 * divide(bytes, 64); }
@@ -70,16 +71,20 @@ int64_t code_bytes(const Matmul& m) {
 }
 int64_t scale_bytes(const Matmul& m) { return m.kind == GGUFKind::kI8 ? whole_lines(4 * num_blocks(m) * kQuantizedTokens) : 0; }
 
-void quantize_tokens(ffi::ThreadPool& pool, Matmul& m, uint8_t* codes) {
+// Of I8.
+void quantize_and_pack(ffi::ThreadPool& pool, Matmul& m, uint8_t* codes, void* packed) {
   float* scale = reinterpret_cast<float*>(codes + code_bytes(m));
   const uint16_t* x = m.x;
-  const int64_t inputs = m.inputs, tokens = m.tokens;
-  const auto quantize_rows = PALLAS_KERNELS_CHOSEN(quantize_rows);
-  parallel_for(pool, divide(tokens, kRowsPerBlock), [&](int64_t i) {
-    quantize_rows(x, inputs, i * kRowsPerBlock, std::min((i + 1) * kRowsPerBlock, tokens), codes, scale);
-  });
+  const int64_t inputs = m.inputs, blocks_at_once = kRowsPerBlock / kQuantizedTokens;
   m.x = reinterpret_cast<const uint16_t*>(codes), m.inputs /= 2, m.x_scale = scale;
   m.x_is_higher = instruction_set() == InstructionSet::kAvx512f || instruction_set() == InstructionSet::kAvx512Bf16;
+  const auto quantize_rows = PALLAS_KERNELS_CHOSEN(quantize_rows);
+  const auto pack_rows = PALLAS_KERNELS_CHOSEN(pack_rows);
+  parallel_for(pool, divide(m.tokens, kRowsPerBlock), [&](int64_t i) {
+    quantize_rows(x, inputs, i * kRowsPerBlock, std::min((i + 1) * kRowsPerBlock, m.tokens), codes, scale);
+    for (int64_t b = i * blocks_at_once; b < std::min((i + 1) * blocks_at_once, num_blocks(m)); ++b)
+      pack_rows(m, packed, b);
+  });
 }
 
 // What a handler is called with, but for w.
@@ -109,7 +114,10 @@ int64_t workspace_bytes(const Matmul& m) {
 void multiply_rows(const Call& call, Matmul m) {
   m.not_zeros = count_not_zeros(m);
   uint8_t* packed = call.workspace.typed_data() + code_bytes(m) + scale_bytes(m);
-  if (m.kind == GGUFKind::kI8) quantize_tokens(call.pool, m, call.workspace.typed_data());
+  if (m.kind == GGUFKind::kI8)
+    quantize_and_pack(call.pool, m, call.workspace.typed_data(), packed);
+  else
+    pack(call.pool, m, packed);
   multiply_packed(call.pool, m, packed);
 }
 
