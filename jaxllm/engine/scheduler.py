@@ -241,6 +241,7 @@ class Scheduler:
         """End the requests that a plan which did not run concerns, and return them; the others can go on."""
         if plan is self._newest:
             self._newest = None
+            self._num_plans -= 1  # as those are counted that a pipeline is on its way with
         self.blocks.swap.invalidate(plan.swap_out[:, 1].tolist())
         concerned = [*plan.sequences, *plan.admitted]
         requests = {sequence.request.request_id: sequence.request for sequence in concerned if not sequence.finished}

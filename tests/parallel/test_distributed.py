@@ -140,7 +140,7 @@ def test_processes_that_are_given_different_requests_end_with_what_differs(folde
         results = [job.end(number, STARTING_SECONDS) for number in range(2)]
     assert [code for code, _, _ in results] == [1, 1], results
     for _, lines, errors in results:
-        assert lines == [{"about_to": "differ"}]
+        assert lines[0] == {"about_to": "differ"}  # and it may have been through before it was told
         assert "All processes must give the engine the same requests" in errors
         assert f"{name(1)} differs from process 0" in errors
         assert all(f"prompt of {len(prompt)} tokens" in errors for prompt, _ in REQUESTS[1:3])
