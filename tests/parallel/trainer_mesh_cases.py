@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from parallel.engines import POOL, SIZES, model_and_params
-from support import bits, greedy, prompts
 
 from jaxllm import LLM, ParameterError
 
@@ -24,19 +23,20 @@ def test_parameters_spread_over_the_replicas_are_gathered_for_each():
     model, params = model_and_params()
     mesh = Mesh(np.array(jax.devices()[3:1:-1]), ("fsdp",))
     spread = _spread(params, mesh, "fsdp")
-    arguments = {"kv_cache_bytes": POOL, **SIZES}
-    requests = prompts(4, 7)
-    expected = [bits(output) for output in LLM.from_params(model.config, params, **arguments).generate(
-        requests, greedy(3))]
-    llm = LLM.from_params(model.config, spread, mesh=mesh, **arguments)
-    assert [bits(output) for output in llm.generate(requests, greedy(3))] == expected
+    llm = LLM.from_params(model.config, spread, mesh=mesh, kv_cache_bytes=POOL, **SIZES)
+    _check_replicas(llm, mesh, params)
     llm.sleep(2)
     llm.wake_up()
     llm.update_params(spread)
-    assert [bits(output) for output in llm.generate(requests, greedy(3))] == expected
-    for number, replica in enumerate(llm.engine.replicas):
-        leaves = jax.tree.leaves(replica.runner.weights.params)
-        assert {device for leaf in leaves for device in leaf.devices()} == {mesh.devices[number]}
+    _check_replicas(llm, mesh, params)
+
+
+def _check_replicas(llm, mesh, params):
+    """Each has all parameters, on its own device."""
+    for replica, device in zip(llm.engine.replicas, mesh.devices, strict=True):
+        found = replica.runner.weights.params
+        assert {place for leaf in jax.tree.leaves(found) for place in leaf.devices()} == {device}
+        jax.tree.map(np.testing.assert_array_equal, found, params)
 
 
 def test_without_a_mesh_such_parameters_are_refused():
