@@ -28,7 +28,7 @@ class PlanOptions:
                      ] = "auto"
     quantization: Annotated[str | None, _engine(
         "--quantization", "int8, gguf (of a .gguf file) or none (decoded); by default as the model says.")] = None
-    kv_cache_dtype: Annotated[str, _engine("--kv-cache-dtype", "auto or int8.", show_default=True)] = "auto"
+    kv_cache_dtype: Annotated[str, _engine("--kv-cache-dtype", "auto, int8 or fp8.", show_default=True)] = "auto"
     max_num_batched_tokens: Annotated[int, _engine(
         "--max-num-batched-tokens", "Tokens computed per step.", show_default=True)] = 8192
     max_num_seqs: Annotated[int, _engine(

@@ -230,13 +230,15 @@ def _model_length(length: int | str | None) -> int | None:
     return None if number == -1 else number
 
 
-def cache_spec(model: Model, dtype: Any, max_model_len: int | None = None) -> KVSpec:
+def cache_spec(model: Model, dtype: Any, max_model_len: int | None = None, *, capability: float | None = None
+               ) -> KVSpec:
     """What the cache holds per token. dtype: "auto", the model's own, which the attention kernels ask for, "int8"
     or "fp8" (vLLM's "int8_per_token_head" and "fp8_per_token_head"). max_model_len: the longest sequence; the model's
-    context by default."""
+    context by default. capability: the GPU's compute capability; by default that of the device that is here."""
     platform = jax.default_backend()
     if (kept := _scaled_dtype(dtype)) is not None:
-        capability = getattr(jax.devices()[0], "compute_capability", None)
+        if capability is None:
+            capability = getattr(jax.devices()[0], "compute_capability", None)
         if kept == jnp.float8_e4m3fn and capability is not None and float(capability) < OLDEST_WITH_FLOAT8:
             raise ParameterError("kv_cache_dtype", dtype, f"'auto' or 'int8': float8 needs a GPU of compute capability "
                                  f"{OLDEST_WITH_FLOAT8} or newer, this one has {capability}")

@@ -47,10 +47,13 @@ def as_device_mesh(mesh: Any, rules: Mapping[str, str] = AXIS_RULES) -> jax.shar
     """A mesh of any axes as one of ``AXES`` over the same devices.
 
     rules: what each axis becomes, by its name (in lower case); axes that become the same are joined, in their order,
-    and those of one device need no rule. Raises ``ParameterError`` for what is no mesh, and for axes without a rule.
+    and those of one device need no rule. Raises ``ParameterError`` for what is no mesh, for one
+    without devices, and for axes without a rule.
     """
     if not isinstance(mesh, jax.sharding.Mesh):
         raise ParameterError("mesh", mesh, "a jax.sharding.Mesh")
+    if mesh.size == 0:
+        raise ParameterError("mesh", dict(mesh.shape), "one with devices")
     unknown = [name for name, size in mesh.shape.items() if size > 1 and rules.get(str(name).lower()) not in AXES]
     if unknown:
         raise ParameterError("mesh", dict(mesh.shape), f"axes whose names say what they are for, not {unknown}: "

@@ -63,8 +63,9 @@ def plan(
     ``ModelNotFoundError`` and ``UnsupportedModelError`` as ``LLM`` does; ``EngineError`` where the compiler fails. That
     a model does not fit is no error: ``Plan.problem`` says by how much, and ``Plan.smallest`` which mesh would hold it.
     """
+    kind = find_gpu(gpu)
     planner = Planner(
-        open_subject(model, dtype, quantization, kv_cache_dtype, revision), find_gpu(gpu),
+        open_subject(model, kind, dtype, quantization, kv_cache_dtype, revision), kind,
         PlanSizes(batch, context, max_num_batched_tokens, max_num_seqs, block_size, gpu_memory_utilization))
     mesh = MeshSizes(data_parallel_size, pipeline_parallel_size, tensor_parallel_size, enable_expert_parallel,
                      gpus_per_node)
@@ -104,8 +105,9 @@ def search_mesh(
 
     Raises as ``plan`` does.
     """
+    kind = find_gpu(gpu)
     planner = Planner(
-        open_subject(model, dtype, quantization, kv_cache_dtype, revision), find_gpu(gpu),
+        open_subject(model, kind, dtype, quantization, kv_cache_dtype, revision), kind,
         PlanSizes(batch, context, max_num_batched_tokens, max_num_seqs, block_size, gpu_memory_utilization))
     check_integer("gpus", gpus, 1, MOST_GPUS)
     check_integer("gpus_per_node", gpus_per_node, 1, MOST_GPUS)

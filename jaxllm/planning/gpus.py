@@ -29,6 +29,7 @@ GPUS_PER_NODE = 8
 class GPU:
     """A GPU.
 
+    capability: compute capability, which says what its units can do.
     memory_bytes: in all, as the driver reports them. bandwidth: of the memory, bytes per second.
     bfloat16_flops, fp8_flops: of dense matrix products, sums in float32, operations per second; ``None`` where the GPU
         has no such units.
@@ -37,6 +38,7 @@ class GPU:
 
     name: str
     kind: str
+    capability: float
     memory_bytes: int
     bandwidth: float
     bfloat16_flops: float
@@ -61,14 +63,14 @@ _MIB = 1 << 20
 # NVLink: half of the data sheets' figure, which counts both directions. Networks: one adapter for each GPU, as in DGX
 # A100 (200 Gbit/s) and DGX H100, H200, B200 (400 Gbit/s); for PCIe cards a shared 100 Gbit/s, which is an assumption.
 GPUS = {gpu.name: gpu for gpu in (
-    GPU("a100-40", "NVIDIA A100-SXM4-40GB", 40_960 * _MIB, 1.555e12, 312e12, None, _nvlink(300), _network(200)),
-    GPU("a100-80", "NVIDIA A100-SXM4-80GB", 81_920 * _MIB, 2.039e12, 312e12, None, _nvlink(300), _network(200)),
-    GPU("h100", "NVIDIA H100 80GB HBM3", 81_559 * _MIB, 3.35e12, 989.4e12, 1978.9e12, _nvlink(450), _network(400)),
-    GPU("h200", "NVIDIA H200", 143_771 * _MIB, 4.8e12, 989.4e12, 1978.9e12, _nvlink(450), _network(400)),
-    GPU("b200", "NVIDIA B200", 183_359 * _MIB, 8.0e12, 2250e12, 4500e12, _nvlink(900), _network(400)),
-    GPU("l4", "NVIDIA L4", 23_034 * _MIB, 0.3e12, 60.5e12, 121e12, _PCIE4, _network(100 / GPUS_PER_NODE)),
-    GPU("l40s", "NVIDIA L40S", 46_068 * _MIB, 0.864e12, 362e12, 733e12, _PCIE4, _network(100 / GPUS_PER_NODE)),
-    GPU("rtx4090", "NVIDIA GeForce RTX 4090", 24_564 * _MIB, 1.008e12, 165.2e12, 330.3e12, _PCIE4,
+    GPU("a100-40", "NVIDIA A100-SXM4-40GB", 8.0, 40_960 * _MIB, 1.555e12, 312e12, None, _nvlink(300), _network(200)),
+    GPU("a100-80", "NVIDIA A100-SXM4-80GB", 8.0, 81_920 * _MIB, 2.039e12, 312e12, None, _nvlink(300), _network(200)),
+    GPU("h100", "NVIDIA H100 80GB HBM3", 9.0, 81_559 * _MIB, 3.35e12, 989.4e12, 1978.9e12, _nvlink(450), _network(400)),
+    GPU("h200", "NVIDIA H200", 9.0, 143_771 * _MIB, 4.8e12, 989.4e12, 1978.9e12, _nvlink(450), _network(400)),
+    GPU("b200", "NVIDIA B200", 10.0, 183_359 * _MIB, 8.0e12, 2250e12, 4500e12, _nvlink(900), _network(400)),
+    GPU("l4", "NVIDIA L4", 8.9, 23_034 * _MIB, 0.3e12, 60.5e12, 121e12, _PCIE4, _network(100 / GPUS_PER_NODE)),
+    GPU("l40s", "NVIDIA L40S", 8.9, 46_068 * _MIB, 0.864e12, 362e12, 733e12, _PCIE4, _network(100 / GPUS_PER_NODE)),
+    GPU("rtx4090", "NVIDIA GeForce RTX 4090", 8.9, 24_564 * _MIB, 1.008e12, 165.2e12, 330.3e12, _PCIE4,
         _network(100 / GPUS_PER_NODE)),
 )}
 

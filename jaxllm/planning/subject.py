@@ -12,6 +12,7 @@ from jaxllm.engine.sizes import cache_spec
 from jaxllm.kv_cache.spec import KVSpec
 from jaxllm.loading import open_model, open_source
 from jaxllm.models.model import Model
+from jaxllm.planning.gpus import GPU
 from jaxllm.platform import resolve_dtype
 from jaxllm.weights.configuration import ConfigSource
 from jaxllm.weights.source import ModelSource
@@ -31,9 +32,9 @@ class Subject:
     notes: tuple[str, ...]
 
 
-def open_subject(model: Any, dtype: Any, quantization: str | None, kv_cache_dtype: Any, revision: str | None
-                 ) -> Subject:
-    """Describe a model; raises as ``LLM`` does for one that it would not take."""
+def open_subject(model: Any, gpu: GPU, dtype: Any, quantization: str | None, kv_cache_dtype: Any,
+                 revision: str | None) -> Subject:
+    """Describe a model as an engine on this GPU would; raises as ``LLM`` does for one that it would not take."""
     source = _source(model, revision)
     # What "auto" is on all of these GPUs, whatever machine this is.
     resolved = resolve_dtype("bfloat16" if dtype == "auto" else dtype, "gpu")
@@ -42,8 +43,8 @@ def open_subject(model: Any, dtype: Any, quantization: str | None, kv_cache_dtyp
     if isinstance(source, ConfigSource) and source.stored_as in _DECODED and opened.quantization is None:
         notes.append(f"the checkpoint's matrices are in {_DECODED[source.stored_as]}, which is decoded: weights are "
                      f"counted in {opened.model.dtype.name}, as they are kept")
-    return Subject(source.name, opened.model, cache_spec(opened.model, kv_cache_dtype), opened.quantization,
-                   tuple(notes))
+    kv = cache_spec(opened.model, kv_cache_dtype, capability=gpu.capability)
+    return Subject(source.name, opened.model, kv, opened.quantization, tuple(notes))
 
 
 def _source(model: Any, revision: str | None) -> ModelSource:

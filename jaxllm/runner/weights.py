@@ -119,7 +119,7 @@ def fit_params(partition: Partition, params: Any) -> Params:
     the model keeps in int8 is quantized where it comes as plain numbers.
     """
     leaves = flatten(params)
-    found, problems = match_params(partition.whole, leaves, spread=partition.size > 1)
+    found, problems = match_params(partition.whole, leaves, spread=partition.mesh is not None)
     if problems:
         raise misfit_error(len(leaves), problems)
     return nest(place(partition, found))
