@@ -106,7 +106,7 @@ def measure(axis: str, size: int, steps: int) -> dict[str, Any]:
         engine.add_request(generator.integers(0, MODEL.vocab_size, prompt).tolist(), params_of_all)
     while any(replica.scheduler.num_waiting for replica in engine.replicas):
         engine.advance()
-    for _ in range(WARM_STEPS * size):
+    for _ in range(WARM_STEPS * data * pipe):
         engine.advance()
     timer = Timer()
     for replica in engine.replicas:
@@ -119,6 +119,8 @@ def measure(axis: str, size: int, steps: int) -> dict[str, Any]:
         advance()
     if sum(programs.num_executables for programs in found) != count:
         raise RuntimeError("a program was compiled while the clock ran")
+    if len(timer.seconds["record"]) != steps * data:
+        raise RuntimeError("some of the steps that were timed had nothing to do")
     return {"axis": axis, "devices": size, "programs": count, "compile_cpu_s": compiled, "compile_s": waited,
             "steps": steps * data, **{f"{name}_ms": timer.milliseconds(name) for name in (*PARTS, "whole")}}
 
