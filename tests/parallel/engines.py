@@ -11,7 +11,7 @@ from jaxllm.parallel.mesh import chosen_mesh
 from jaxllm.parallel.pipeline import replica_partitions
 
 LAYERS = 5
-SIZES = {"max_model_len": 96, "max_num_seqs": 8, "max_num_batched_tokens": 64, "block_size": 8,
+SIZES = {"max_model_len": 96, "max_num_seqs": 8, "max_num_batched_tokens": 32, "block_size": 8,
          "speculative_config": None, "seed": 5}
 POOL = pool_bytes_of(20, 8, layers=LAYERS, kv_heads=2, head_dim=8, dtype="float32")
 """Bytes of the cache where one device has it."""
