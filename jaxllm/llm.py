@@ -115,7 +115,7 @@ class LLM:
     tensor_parallel_size: devices that share every layer, each with a part of the weights and of the KV cache, whose
         sizes are then those of each device. Outputs are the same but for the order of sums (docs/parallelism.md).
     enable_expert_parallel: of mixtures of experts, give each of these devices whole ones, in place of a part of each.
-    mesh: the devices, in place of ``tensor_parallel_size``: a ``jax.sharding.Mesh``, such as a trainer's, whose axes
+    mesh: the devices, in place of the three sizes: a ``jax.sharding.Mesh``, such as a trainer's, whose axes
         have names that say what they are for ("tensor", "tp", "model", ...: ``jaxllm.parallel.AXIS_RULES``).
 
     Raises ``ModelNotFoundError``, ``CheckpointError``, ``UnsupportedModelError``, ``CapacityError`` or

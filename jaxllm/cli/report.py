@@ -156,7 +156,8 @@ def _describe_engine(report: Report, model: Model, tokenizer: Tokenizer | None, 
         "native_kernels": _native_kernels(),
     }
     spec = cache_spec(partition.local, engine.kv_cache_dtype)
-    kept = max((stage_spec(spec, stage) for stage in stages), key=lambda each: each.bytes_per_token)
+    specs = [stage_spec(spec, stage) for stage in stages]
+    kept = max(specs, key=lambda each: each.bytes_per_token)
     report["machine"]["kernels"] = kernels_of(partition.local, spec)
     report["running"] |= {
         "kv_cache_dtype": spec.entries["k"].dtype_name,
@@ -177,8 +178,7 @@ def _describe_engine(report: Report, model: Model, tokenizer: Tokenizer | None, 
             "max_model_len": config.max_model_len, "max_num_seqs": config.max_num_seqs,
             "max_num_batched_tokens": config.max_num_batched_tokens, "block_size": config.block_size,
             "num_blocks": config.num_blocks, "kv_tokens": config.token_capacity,
-            "kv_cache_bytes": config.num_blocks * max(
-                stage_spec(spec, stage).block_bytes(config.block_size) for stage in stages),
+            "kv_cache_bytes": config.num_blocks * max(each.block_bytes(config.block_size) for each in specs),
         }
         if len(stages) == 1:
             report["compilation"] = {"programs": Programs(

@@ -15,7 +15,8 @@ inline int64_t slot(const Attention& a, const Tile& tile, int64_t position) {
 }
 
 // Runs kAhead positions before a tile's walk, or a whole tile where that is shorter: the tile before has read up to there,
-// and this one reads as far into the next tile. Blocks lie far apart, and a core gets more from memory in several places at once than in one after the other.
+// and this one reads as far into the next tile. Blocks lie far apart, and a core gets more from memory in several places
+// at once than in one after the other.
 class ReadAhead {
  public:
   static constexpr int64_t kAhead = 192;  // more than the places hold, of blocks of 32

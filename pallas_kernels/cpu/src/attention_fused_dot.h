@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "attention_ahead.h"
 #include "attention_layout.h"
 #include "fused.h"
 

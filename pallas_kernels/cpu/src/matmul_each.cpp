@@ -1,17 +1,16 @@
 // Products by vectors, and what products need first: x quantized, and x in the order that they read it in.
 #include "flush_denormals.h"
+#include "lanes_bfloat16.h"
 #include "matmul_products.h"
 
 namespace pallas_kernels {
+
 void INSTRUCTION_SET::quantize_rows(const uint16_t* x, int64_t inputs, int64_t first, int64_t last, uint8_t* codes,
                                     float* scale) {
-  const auto wide = [=](int64_t at, unsigned mask) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, x + at)), 16));
-  };
   const auto each = [=](int64_t row, const auto& visit) {
     for (int64_t i = 0; i < inputs; i += 16) {
       const unsigned mask = inputs - i >= 16 ? 0xffff : (1u << (inputs - i)) - 1;
-      visit(i, wide(row * inputs + i, mask), mask);
+      visit(i, load_bfloat16(x + row * inputs + i, mask), mask);
     }
   };
   for (int64_t row = first; row < last; ++row) {
