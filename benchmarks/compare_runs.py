@@ -14,6 +14,7 @@ from typing import Any
 from harness import Work, Workload, load_workload
 from peers.engines import (
     BLOCKS,
+    BLOCKS_A8,
     HF,
     INT8,
     LLAMACPP,
@@ -67,10 +68,10 @@ class Plan:
 
 W5_SAMPLING = dict(load_workload("W5").sampling)
 PLANS = {
-    "W1": Plan((OURS, PLAIN, SYNC, XLA, INT8, BLOCKS, HF, VLLM, OPENVINO, OPENVINO_Q4, LLAMACPP, LLAMACPP_Q4,
+    "W1": Plan((OURS, PLAIN, SYNC, XLA, INT8, BLOCKS, BLOCKS_A8, HF, VLLM, OPENVINO, OPENVINO_Q4, LLAMACPP, LLAMACPP_Q4,
                 ORT)),
     "W1r": Plan((OURS, PLAIN)),
-    "W2": Plan((OURS, PLAIN, SYNC, XLA, INT8, BLOCKS, VLLM, OPENVINO, OPENVINO_Q4, LLAMACPP_Q4)),
+    "W2": Plan((OURS, PLAIN, SYNC, XLA, INT8, BLOCKS, BLOCKS_A8, VLLM, OPENVINO, OPENVINO_Q4, LLAMACPP_Q4)),
     "W3": Plan((OURS, INT8, VLLM, OPENVINO), (Pass("cold"), Pass("warm", cold=False))),
     "W4": Plan((OURS, INT8, XLA, HF, VLLM, OPENVINO, LLAMACPP, ORT)),
     "W5": Plan((WIDE,), (

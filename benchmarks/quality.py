@@ -32,7 +32,8 @@ class Choice:
     cache: str = "auto"
 
 
-CHOICES = (Choice("float32"), Choice("bfloat16"), Choice("bfloat16", "gguf"), Choice("bfloat16", "int8"),
+CHOICES = (Choice("float32"), Choice("bfloat16"), Choice("bfloat16", "gguf"),
+           Choice("bfloat16", "gguf-a8"), Choice("bfloat16", "int8"),
            Choice("float32", "int8"), Choice("bfloat16", "int8", "int8"),
            *(Choice("bfloat16", "gguf", kind) for kind in ("Q8_0", "Q4_1", "Q4_K", "Q4_0")),
            Choice("float32", cache="int8"), Choice("bfloat16", cache="int8"), Choice("bfloat16", "int8", cache="int8"))

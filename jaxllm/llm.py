@@ -72,9 +72,11 @@ class LLM:
         bfloat16 where the hardware multiplies it natively. Norms, softmax, rotary tables, logits and sampling are
         float32 always.
     quantization: "none" decodes quantized matrices on loading; "gguf" keeps them as a ``.gguf`` file stores them and
-        computes with their blocks, for the same outputs from less memory; "int8" makes 8-bit matrices of any checkpoint
-        while it is loaded, each row with a factor of its own, and computes with activations of 16 bits. ``None`` is
-        "int8" for checkpoints that are stored so (``jaxllm.quantize`` writes them), "none" for others.
+        computes with their blocks, for the same outputs from less memory; "gguf-a8" does so with activations rounded to
+        8 bits, each 32 by a factor of their own, as llama.cpp does on CPUs: faster, and not the same; "int8" makes
+        8-bit matrices of any checkpoint while it is loaded, each row with a factor of its own, and computes with
+        activations of 16 bits. ``None`` is "int8" for checkpoints that are stored so (``jaxllm.quantize`` writes them),
+        "none" for others.
     data_parallel_size: replicas of the model in this engine, each on a device of its own, with a cache and a scheduler
         of its own: all sizes that follow are those of each replica. A request goes to the replica that has the longest
         beginning of its prompt cached, unless others have less to do, and has the same outputs on any.

@@ -140,7 +140,7 @@ def open_model(source: ModelSource, dtype: Any, *, quantization: str | None = No
     quantization = chosen_quantization(quantization, source)
     family, config, head = parts_of(source)
     if not has_weights:
-        if quantization == "gguf":
+        if quantization in ("gguf", "gguf-a8"):
             raise ParameterError("quantization", quantization, "None or 'int8' where weights are random")
         model = _quantized(_described(config, dtype), {}, None, quantization)
         return OpenedModel(family, model, quantization, head=head)

@@ -14,7 +14,7 @@ PLAIN = "jaxllm-plain"
 WIDE = "jaxllm-128"
 SYNC = "jaxllm-sync"
 XLA = "jaxllm-xla"
-INT8, BLOCKS = "jaxllm-int8", "jaxllm-gguf"
+INT8, BLOCKS, BLOCKS_A8 = "jaxllm-int8", "jaxllm-gguf", "jaxllm-gguf-a8"
 HF, VLLM = "hf-bf16", "vllm-bf16"
 OPENVINO, OPENVINO_Q4 = "openvino-f16", "openvino-q4"
 LLAMACPP, LLAMACPP_Q4 = "llamacpp-bf16", "llamacpp-q4"
@@ -110,6 +110,7 @@ def find_engines(root: Path | None, files: PeerModel, dtype: str) -> dict[str, E
         ours(WIDE, "max_num_seqs=128", max_num_seqs=128),
         ours(INT8, 'quantization="int8"', quantization="int8"),
         ours(BLOCKS, 'quantization="gguf"', quantization="gguf"),
+        ours(BLOCKS_A8, 'quantization="gguf-a8"', quantization="gguf-a8"),
         dataclasses.replace(kernels_of_xla, options={**kernels_of_xla.options, "implementation": "xla"}),
     ]
     folder = {"model": files.folder, "dtype": "bfloat16"}

@@ -33,8 +33,9 @@ ENGINE_ARGUMENTS = ArgumentTable("LLM", [
         chat_template=(None, "a template's source, its name or its file; the default of `chat`"),
         revision=(None, ""),
         dtype=("auto", '"auto" goes by the hardware, not by the checkpoint: bfloat16 where it is fast, else float32'),
-        quantization=(None, '"gguf" computes with the blocks of a `.gguf` file, "int8" with 8-bit weights, which are '
-                      'made while loading, "none" decodes; others are refused. `None`: "int8" for checkpoints that '
+        quantization=(None, '"gguf" computes with the blocks of a `.gguf` file, "gguf-a8" so with activations of '
+                      '8 bits, "int8" with 8-bit weights, which are made while loading, "none" decodes; others are '
+                      'refused. `None`: "int8" for checkpoints that '
                       "are compressed-tensors' int8 of weights alone, else decoded"),
         seed=(0, "`None`: unseeded requests differ from run to run, and report the seed they used. With a seed, theirs "
               "follow from it and their order of arrival"),

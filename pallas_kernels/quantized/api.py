@@ -33,6 +33,11 @@ def quantized_matmul(
     a factor, the largest magnitude over 32512. Sums of products with their high and with their low bytes are exact
     integers; rounded to float32, they make one sum, which is multiplied by the weight's factor, then x's, then rounded
     to ``out_dtype``. So every implementation gives the same bits. There are at most 131,071 inputs, so that sums fit.
+
+    Kinds that end with ``_A8`` round x to 8 bits, as llama.cpp's products on CPUs do: each 32 inputs of a row to whole
+    numbers from -127 to 127 and a factor, their largest magnitude over 127 (zeros below 2**-100; where one is infinite
+    or no number, the row's products are no numbers). Rows of ``weight`` are not rounded to x's dtype then: sums are of
+    their exact numbers, in float32. Where a processor multiplies bytes, that is faster than decoding them.
     """
     check_product(x, weight, kind, scale)
     out = jnp.dtype(x.dtype if out_dtype is None else out_dtype)

@@ -13,6 +13,8 @@ from pallas_kernels.matmul.cpu import workspace
 from pallas_kernels.quantized.formats import FORMATS
 
 _STEP = 32
+_ROUNDS_X = 256
+"""What the library's numbers of kinds are higher by where x is rounded."""
 
 
 def unsupported(x: Array, weight: Array, kind: str, scale: Array | None, out_dtype: np.dtype | None = None,
@@ -52,7 +54,7 @@ def _call(target: str, x: Array, weight: Array, kind: str, scale: Array | None, 
     product = jax.ffi.ffi_call(
         require(target), (jax.ShapeDtypeStruct((x.shape[0], outputs), dtype), room), vmap_method="sequential")
     result, _ = product(x, weight, jnp.zeros(0, jnp.float32) if scale is None else scale, *operands,
-                        kind=FORMATS[kind].number, **attributes)
+                        kind=FORMATS[kind].number + _ROUNDS_X * FORMATS[kind].rounds_x, **attributes)
     return result
 
 

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int32, UInt8
 
 from pallas_kernels.gated_matmul.activations import Activation
 from pallas_kernels.gated_matmul.oracle import gate_oracle
-from pallas_kernels.quantized.formats import FORMATS
+from pallas_kernels.quantized.formats import FORMATS, ROUNDING
 
 
 def quantized_matmul_oracle(x: Float[Array, "T I"], weight: UInt8[Array, "O bytes"], kind: str,
@@ -56,11 +56,14 @@ def rows_of(weight: np.ndarray, kind: str) -> np.ndarray:
     """The numbers of uint8 [O, bytes], of I8 the codes, in float32."""
     layout = FORMATS[kind]
     blocks = np.asarray(weight).reshape(-1, layout.nbytes)
-    return np.stack([_DECODE[kind](block) for block in blocks]).reshape(weight.shape[0], -1)
+    decode = _DECODE[kind.removesuffix(ROUNDING)]
+    return np.stack([decode(block) for block in blocks]).reshape(weight.shape[0], -1)
 
 
 def _product(kind: str, x: np.ndarray, weight: np.ndarray, scale: np.ndarray | None = None) -> np.ndarray:
     x, rows = np.asarray(x), rows_of(weight, kind)
+    if FORMATS[kind].rounds_x:
+        return _rounded(x.astype(np.float32)) @ rows.astype(np.float64).T
     if scale is None:
         return x.astype(np.float64) @ rows.astype(x.dtype).astype(np.float64).T
     largest = np.abs(x.astype(np.float32)).max(-1, initial=0)
@@ -70,6 +73,13 @@ def _product(kind: str, x: np.ndarray, weight: np.ndarray, scale: np.ndarray | N
     high_sums, low_sums = (part @ rows.astype(np.int64).T for part in ((codes - low) // 256, low))
     sums = high_sums.astype(np.float32) * 256 + low_sums.astype(np.float32)
     return sums * np.asarray(scale) * (largest * np.float32(1 / 32512))[:, None]
+
+
+def _rounded(x: np.ndarray) -> np.ndarray:
+    groups = x.reshape(len(x), -1, 32)
+    largest = np.abs(groups).max(-1, keepdims=True)
+    factor = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest >= 2.0**-100)
+    return (np.rint(groups * factor).astype(np.float64) * (largest * np.float32(1 / 127))).reshape(x.shape)
 
 
 def _gated(kind: str, activation: Activation, x: np.ndarray, weight: np.ndarray, scale: np.ndarray | None = None

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int32, UInt8
 from pallas_kernels.gated_matmul import Activation, gate
 from pallas_kernels.grouped_matmul.tiles import multiply_tiles
 from pallas_kernels.matmul import matmul
-from pallas_kernels.quantized.formats import FORMATS, Format
+from pallas_kernels.quantized.formats import FORMATS, ROUNDING, Format
 
 LARGEST = 127 * 256
 _EXACT_INPUTS = 2**24 // 128**2
@@ -22,6 +22,8 @@ def quantized_matmul_xla(x: Float[Array, "T I"], weight: UInt8[Array, "O bytes"]
                          scale: Float[Array, " O"] | None, out_dtype: np.dtype) -> Float[Array, "T O"]:
     """Whichever implementation `matmul` has for the decoded weight; of I8, sums of integers."""
     rows = decode(weight, FORMATS[kind], kind)
+    if FORMATS[kind].rounds_x:
+        return jnp.matmul(rounded(x), rows.T, precision=jax.lax.Precision.HIGHEST).astype(out_dtype)
     if scale is None:
         return matmul(x, rows.astype(x.dtype), out_dtype)
     high, low, x_scale = quantize_rows(x)
@@ -58,6 +60,18 @@ def quantize_rows(x: Float[Array, "T I"]) -> tuple[Float[Array, "T I"], Float[Ar
     return high, codes - 256 * high, largest * np.float32(1 / LARGEST)
 
 
+def rounded(x: Float[Array, "T I"]) -> Float[Array, "T I"]:
+    """Each 32 inputs as whole numbers from -127 to 127 times a factor, their largest magnitude over 127; in float32.
+
+    Below 2**-100 they count as zeros; if one is infinite or no number, all of the 32 are no numbers.
+    """
+    groups = x.astype(jnp.float32).reshape(*x.shape[:-1], -1, 32)
+    largest = jnp.max(jnp.abs(groups), -1, keepdims=True)
+    codes = jnp.rint(groups * jnp.where(largest >= 2.0**-100, 127 / largest, 0))
+    factor = jnp.where(jnp.isfinite(largest), largest * np.float32(1 / 127), jnp.nan)
+    return (codes * factor).reshape(x.shape)
+
+
 def _integer_sums(codes: Float[Array, "T I"], rows: Float[Array, "O I"]) -> Float[Array, "T O"]:
     """Exact sums, rounded to float32: products of float32 numbers add up to less than 2**24 over so many inputs."""
     total: Array | int = 0
@@ -82,7 +96,7 @@ def decode(weight: UInt8[Array, "O bytes"], layout: Format, kind: str) -> Float[
     """
     rows, nbytes = weight.shape
     blocks = weight.reshape(rows, nbytes // layout.nbytes, layout.nbytes)
-    return _DECODE[kind](blocks).reshape(rows, layout.inputs(nbytes))
+    return _DECODE[kind.removesuffix(ROUNDING)](blocks).reshape(rows, layout.inputs(nbytes))
 
 
 def _q4_0(blocks: Array) -> Array:

@@ -67,7 +67,7 @@ def test_the_packaged_model_gives_the_bits_of_decoded_weights():
     assert plain == kept
 
 
-@pytest.mark.parametrize("quantization", ["gguf", "int8"])
+@pytest.mark.parametrize("quantization", ["gguf", "gguf-a8", "int8"])
 @pytest.mark.parametrize("dtype", [pytest.param("bfloat16", marks=needs_native),
                                    pytest.param("float32", marks=pytest.mark.sweep)])
 def test_a_request_gives_the_same_bits_alone_and_among_others(mixture, quantization, dtype):
@@ -85,19 +85,42 @@ def test_without_native_kernels_the_weights_mean_the_same(mixture):
         assert one.outputs[0].cumulative_logprob == pytest.approx(other.outputs[0].cumulative_logprob, abs=1e-3)
 
 
+def mean_difference(plain, kept, given):
+    """Of log-probabilities of prompts' tokens."""
+    differences = [line[token].logprob - near[token].logprob
+                   for one, other in zip(run(plain, given), run(kept, given), strict=True)
+                   for line, near in zip(one.prompt_logprobs[1:], other.prompt_logprobs[1:], strict=True)
+                   for token in line.keys() & near.keys()]
+    return np.abs(differences).mean()
+
+
+@pytest.mark.parametrize("dtype", [pytest.param("bfloat16", marks=needs_native), "float32"])
+def test_activations_of_8_bits_are_near_those_of_more(mixture, dtype):
+    """Inputs of products are off by at most 1/254 of the largest of 32, as those of bfloat16 are of each:
+    log-probabilities, which span 10 nats in this random model, are 0.2 apart at most in the mean."""
+    given = [(prompt, greedy(1, prompt_logprobs=1)) for prompt, _ in requests()]
+    exact, rounded = engine_on(mixture, None, "float32"), engine_on(mixture, "gguf-a8", dtype)
+    assert 0 < mean_difference(exact, rounded, given) < 0.2
+
+
+@needs_native
+def test_the_packaged_model_means_the_same_with_activations_of_8_bits():
+    """The text that a model goes on with is what it learnt, not noise: differences of log-probabilities are small."""
+    source, prompt = resolve("SmolLM2-135M-Instruct"), list(range(100, 140))
+    sizes = {"max_num_batched_tokens": 64, "kv_cache_bytes": 16 << 20}
+    given = [(prompt, greedy(1, prompt_logprobs=1))]
+    assert 0 < mean_difference(*(engine_on(source, name, **sizes) for name in ("gguf", "gguf-a8")), given) < 0.1
+
+
 def test_int8_is_near_the_plain_weights(folder):
     """8 bits per row leave log-probabilities, which span 10 nats in this random model, 0.1 apart in the mean."""
     vocabulary = folder.config["vocab_size"]
     plain, kept = (engine_on(folder, name, "float32") for name in (None, "int8"))
     given = [(prompt, greedy(1, prompt_logprobs=1)) for prompt, _ in requests(vocabulary)]
-    differences = [line[token].logprob - near[token].logprob
-                   for one, other in zip(run(plain, given), run(kept, given), strict=True)
-                   for line, near in zip(one.prompt_logprobs[1:], other.prompt_logprobs[1:], strict=True)
-                   for token in line.keys() & near.keys()]
-    assert 0 < np.abs(differences).mean() < 0.1
+    assert 0 < mean_difference(plain, kept, given) < 0.1
 
 
-@pytest.mark.parametrize("quantization", ["gguf", "int8"])
+@pytest.mark.parametrize("quantization", ["gguf", "gguf-a8", "int8"])
 def test_weights_come_back_from_sleep(mixture, quantization):
     engine = engine_on(mixture, quantization, "float32")
     before = answers(engine)
@@ -106,7 +129,7 @@ def test_weights_come_back_from_sleep(mixture, quantization):
     assert answers(engine) == before
 
 
-@pytest.mark.parametrize("quantization", ["gguf", "int8"])
+@pytest.mark.parametrize("quantization", ["gguf", "gguf-a8", "int8"])
 def test_an_engines_own_weights_can_be_given_back(mixture, quantization):
     engine = engine_on(mixture, quantization, "float32")
     before, params = answers(engine), engine.params
@@ -143,8 +166,8 @@ def test_quantized_rows_are_refused_where_plain_weights_are_kept(folder):
 
 def test_compiled_programs_are_told_apart(mixture):
     described = {str(engine_on(mixture, name, "float32")._runner.programs._describe(Key("layers", 8, 0)))
-                 for name in (None, "gguf", "int8")}
-    assert len(described) == 3
+                 for name in (None, "gguf", "gguf-a8", "int8")}
+    assert len(described) == 4
 
 
 def test_the_front_door_takes_and_refuses_it(folder):
@@ -152,5 +175,6 @@ def test_the_front_door_takes_and_refuses_it(folder):
     assert llm.generate({"prompt_token_ids": [5, 6]}, greedy(3), use_tqdm=False)[0].error is None
     with pytest.raises(ParameterError, match="quantization='awq' is not allowed: None"):
         LLM("no/such/model", quantization="awq")
-    with pytest.raises(ParameterError, match=r"only for \.gguf files"):
-        LLM(folder.path, quantization="gguf")
+    for name in ("gguf", "gguf-a8"):
+        with pytest.raises(ParameterError, match=r"only for \.gguf files"):
+            LLM(folder.path, quantization=name)

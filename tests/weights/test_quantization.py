@@ -66,7 +66,7 @@ def test_each_tensor_is_kept_as_it_is_stored(mixture):
 
 
 def test_the_description_has_the_sizes_of_what_is_loaded(mixture):
-    for quantization in ("gguf", "int8"):
+    for quantization in ("gguf", "gguf-a8", "int8"):
         model, kept = loaded(mixture, quantization, "bfloat16")
         for path, leaf in kept.items():
             assert model.specs[path].nbytes == sum(array.nbytes for array in jax.tree.leaves(leaf)), path
@@ -119,17 +119,29 @@ def test_int8_of_what_is_not_finite_is_refused_by_name(tmp_path, value):
         load_weights(source, open_model(source, "float32", quantization="int8"))
 
 
-@pytest.mark.parametrize("value", ["awq", "fp8", "GGUF", 8, True, ["gguf"]])
+@pytest.mark.parametrize("value", ["awq", "fp8", "GGUF", "gguf-a4", 8, True, ["gguf"]])
 def test_other_choices_are_refused(value):
     with pytest.raises(ParameterError, match=r"None .*, 'none' .*, 'gguf' .* or 'int8'") as caught:
         check_quantization(value)
     assert (caught.value.parameter, caught.value.value) == ("quantization", value)
 
 
-def test_gguf_needs_a_gguf_file(tmp_path):
+def test_activations_are_rounded_where_blocks_are_kept(mixture):
+    kept, rounded = (loaded(mixture, name)[1] for name in ("gguf", "gguf-a8"))
+    for path, leaf in kept.items():
+        parts, others = (getattr(each, "parts", (each,)) for each in (leaf, rounded[path]))
+        for part, other in zip(parts, others, strict=True):
+            assert isinstance(other, QuantizedRows) == isinstance(part, QuantizedRows), path
+            if isinstance(part, QuantizedRows):
+                assert other.kind == part.kind + "_A8"
+                np.testing.assert_array_equal(other.blocks, part.blocks)
+
+
+@pytest.mark.parametrize("name", ["gguf", "gguf-a8"])
+def test_gguf_needs_a_gguf_file(tmp_path, name):
     source = SafetensorsSource(write_tiny_folder(tmp_path / "tiny"))
     with pytest.raises(ParameterError, match=f"only for .gguf files, which {source.path} is not; 'int8'"):
-        open_model(source, "float32", quantization="gguf")
+        open_model(source, "float32", quantization=name)
 
 
 def test_random_weights_can_be_int8_and_have_no_blocks(mixture):
@@ -137,6 +149,8 @@ def test_random_weights_can_be_int8_and_have_no_blocks(mixture):
     assert flat(model.init())["embedding.weight"].blocks.shape == (VOCAB, HIDDEN)
     with pytest.raises(ParameterError, match="None or 'int8' where weights are random"):
         open_model(mixture, "bfloat16", quantization="gguf", has_weights=False)
+    with pytest.raises(ParameterError, match=r"quantization='gguf-a8' .*None or 'int8' where weights are random"):
+        open_model(mixture, "bfloat16", quantization="gguf-a8", has_weights=False)
 
 
 def test_plain_files_stay_plain(tmp_path):

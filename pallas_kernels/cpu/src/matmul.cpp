@@ -6,6 +6,7 @@
 #include <string>
 
 #include "instruction_set.h"
+#include "matmul_a8.h"
 #include "parallel.h"
 #include "targets.h"
 
@@ -45,7 +46,8 @@ int64_t count_not_zeros(const Matmul& m) {
 }
 
 void multiply_packed(ffi::ThreadPool& pool, const Matmul& m, const void* packed) {
-  const auto multiply = PALLAS_KERNELS_CHOSEN_OR_TILES(multiply, multiply_amx);
+  const auto multiply = m.rounds_x ? PALLAS_KERNELS_CHOSEN(multiply_a8)
+                                   : PALLAS_KERNELS_CHOSEN_OR_TILES(multiply, multiply_amx);
   const int64_t blocks = num_blocks(m);
   const int64_t outputs = outputs_per_piece(m.outputs, std::max<int64_t>(pool.num_threads(), 1));
   const int64_t pieces = divide(m.outputs, outputs);
@@ -57,7 +59,7 @@ void multiply_packed(ffi::ThreadPool& pool, const Matmul& m, const void* packed)
 }
 
 void pack(ffi::ThreadPool& pool, const Matmul& m, void* packed) {
-  const auto pack_rows = PALLAS_KERNELS_CHOSEN(pack_rows);
+  const auto pack_rows = m.rounds_x ? PALLAS_KERNELS_CHOSEN(pack_a8) : PALLAS_KERNELS_CHOSEN(pack_rows);
   const int64_t blocks = num_blocks(m);
   if (blocks > 2) return parallel_for(pool, blocks, [&](int64_t b) { pack_rows(m, packed, b); });
   for (int64_t b = 0; b < blocks; ++b) pack_rows(m, packed, b);
@@ -108,7 +110,7 @@ struct Groups {
 
 int64_t workspace_bytes(const Matmul& m) {
   const int64_t inputs = m.kind == GGUFKind::kI8 ? m.inputs / 2 : m.inputs;
-  return code_bytes(m) + scale_bytes(m) + num_blocks(m) * num_steps(inputs) * kStepBytes;
+  return code_bytes(m) + scale_bytes(m) + num_blocks(m) * num_steps(inputs) * (m.rounds_x ? kA8StepBytes : kStepBytes);
 }
 
 void multiply_rows(const Call& call, Matmul m) {
@@ -177,8 +179,12 @@ ffi::Error plain(const Call& call, const ffi::Buffer<ffi::BF16>& w, const Groups
   return compute(call, m, groups);
 }
 
-ffi::Error quantized(const Call& call, const ffi::Buffer<ffi::U8>& w, const ffi::Buffer<ffi::F32>& scale, int64_t kind,
+// attribute: a kind, and kRoundsX more if x is to be rounded.
+ffi::Error quantized(const Call& call, const ffi::Buffer<ffi::U8>& w, const ffi::Buffer<ffi::F32>& scale, int64_t attribute,
                      const Groups* groups = nullptr) {
+  constexpr int64_t kRoundsX = 256;
+  const bool rounds_x = attribute >= kRoundsX;
+  const int64_t kind = rounds_x ? attribute - kRoundsX : attribute;
   const auto xs = call.x.dimensions(), ws = w.dimensions(), ys = call.y.dimensions(), ss = scale.dimensions();
   const Block block = block_of(static_cast<GGUFKind>(kind));
   if (block.bytes == 0 || kind == static_cast<int64_t>(GGUFKind::kBF16)) return call.invalid("kind is not known");
@@ -190,11 +196,12 @@ ffi::Error quantized(const Call& call, const ffi::Buffer<ffi::U8>& w, const ffi:
                         : call.gated      ? "shapes must be x[T, I], w[2 * F, bytes of I] and y[T, F]"
                                           : "shapes must be x[T, I], w[O, bytes of I] and y[T, O]");
   const bool scaled = kind == static_cast<int64_t>(GGUFKind::kI8);
+  if (scaled && rounds_x) return call.invalid("x is rounded to 8 bits beside blocks alone");
   if (scaled && xs[1] * 128 * 128 > INT32_MAX) return call.invalid("x has too many inputs for sums of 32 bits");
   if (ss.size() != 1 || ss[0] != (scaled ? ws[0] : 0))
     return call.invalid(scaled ? "scale must have one number for each row of w" : "scale must be empty");
   Matmul m{};
-  m.w = w.typed_data(), m.row_bytes = ws[1], m.kind = static_cast<GGUFKind>(kind);
+  m.w = w.typed_data(), m.row_bytes = ws[1], m.kind = static_cast<GGUFKind>(kind), m.rounds_x = rounds_x;
   m.scale = scaled ? scale.typed_data() : nullptr;
   return compute(call, m, groups);
 }

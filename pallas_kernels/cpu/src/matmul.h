@@ -26,6 +26,7 @@ struct Matmul {
   const float* scale;    // of I8: the factors of w's rows, [outputs], gated [2 * outputs]
   const float* x_scale;  // and of x's, [tokens]
   bool x_is_higher;      // of I8: whether bytes of x are packed 128 higher, unsigned
+  bool rounds_x;         // of blocks: whether they are multiplied by numbers of 8 bits (matmul_a8.h)
   void* y;             // [tokens, outputs]
   bool y_is_float32, gated;
   Activation activation;  // gated

@@ -41,15 +41,17 @@ struct Sums {
       token[i] = _mm512_castps_si512(_mm512_mul_ps(_mm512_mul_ps(sum, scale), _mm512_set1_ps(x_scale[i])));
     }
   }
+  // Of rows that are tokens'; of the first `count`.
+  Sums(const float* rows, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) token[i] = _mm512_load_si512(rows + i * 16);
+  }
   __m512 of(int64_t i) const { return _mm512_castsi512_ps(token[i]); }
 
   __m512i token[16];
 };
 
 // Writes the sums of one panel, or of two beside each other, into their columns of y.
-void store_sums(const Matmul& m, const float* tile, int64_t output, int64_t block) {
-  const unsigned mask = first_bits(m.outputs - output);
-  const Sums sums(m, tile, output, mask, block);
+void store_sums(const Matmul& m, const Sums& sums, int64_t output, unsigned mask, int64_t block) {
   int64_t at = block * tokens_per_block(m) * m.outputs + output;
   for (int64_t i = 0; i < tokens_in(m, block); ++i, at += m.outputs) {
     if (m.y_is_float32) {
@@ -58,6 +60,11 @@ void store_sums(const Matmul& m, const float* tile, int64_t output, int64_t bloc
       _mm256_mask_storeu_epi16(static_cast<uint16_t*>(m.y) + at, mask, (__m256i)_mm512_cvtneps_pbh(sums.of(i)));
     }
   }
+}
+
+void store_sums(const Matmul& m, const float* tile, int64_t output, int64_t block) {
+  const unsigned mask = first_bits(m.outputs - output);
+  store_sums(m, Sums(m, tile, output, mask, block), output, mask, block);
 }
 
 void store_sums(const Matmul& m, const float* tile, const float* next_tile, int64_t output, int64_t block) {
@@ -72,12 +79,16 @@ void store_sums(const Matmul& m, const float* tile, const float* next_tile, int6
     _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(high.of(i), low.of(i)));
 }
 
-void store_gated(const Matmul& m, const float* gate_tile, const float* up_tile, int64_t output, int64_t block) {
-  const unsigned mask = first_bits(m.outputs - output);
-  const Sums gate(m, gate_tile, output, mask, block), up(m, up_tile, m.outputs + output, mask, block);
+void store_gated(const Matmul& m, const Sums& gate, const Sums& up, int64_t output, unsigned mask, int64_t block) {
   uint16_t* to = static_cast<uint16_t*>(m.y) + block * tokens_per_block(m) * m.outputs + output;
   for (int64_t i = 0; i < tokens_in(m, block); ++i, to += m.outputs)
     _mm256_mask_storeu_epi16(to, mask, (__m256i)_mm512_cvtneps_pbh(gated(m.activation, gate.of(i), up.of(i))));
+}
+
+void store_gated(const Matmul& m, const float* gate_tile, const float* up_tile, int64_t output, int64_t block) {
+  const unsigned mask = first_bits(m.outputs - output);
+  const Sums gate(m, gate_tile, output, mask, block), up(m, up_tile, m.outputs + output, mask, block);
+  store_gated(m, gate, up, output, mask, block);
 }
 
 // Where a panel's tiles lie: in w itself, or copied, each tile by itself. Panels come in pairs: two in a row, or, gated,

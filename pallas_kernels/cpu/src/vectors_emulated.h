@@ -191,6 +191,29 @@ inline __m512i _mm512_add_epi64(__m512i a, __m512i b) {
 inline __m512i _mm512_and_si512(__m512i a, __m512i b) {
   return each<__m512i>([](Ints x, Ints y) { return x & y; }, a, b);
 }
+inline __m512i _mm512_or_si512(__m512i a, __m512i b) {
+  return each<__m512i>([](Ints x, Ints y) { return x | y; }, a, b);
+}
+inline __m512i _mm512_mullo_epi32(__m512i a, __m512i b) {
+  return each<__m512i>([](Ints x, Ints y) { return (Ints)((Unsigned32)x * (Unsigned32)y); }, a, b);
+}
+// Adds the products of unsigned with signed bytes, four of them to each element.
+inline __m512i _mm512_dpbusd_epi32(__m512i sum, __m512i a, __m512i b) {
+  typedef uint16_t Unsigned16 __attribute__((vector_size(kPartBytes)));
+  typedef int16_t Signed16 __attribute__((vector_size(kPartBytes)));
+  return each<__m512i>(
+      [](Ints s, Ints x, Ints y) {
+        s = add_products_16(s, (Ints)((Unsigned16)x & 255), (Ints)((Signed16)((Unsigned16)y << 8) >> 8));
+        return add_products_16(s, (Ints)((Unsigned16)x >> 8), (Ints)((Signed16)y >> 8));
+      },
+      sum, a, b);
+}
+inline int _mm512_reduce_add_epi32(__m512i a) {
+  int32_t numbers[16], sum = 0;
+  std::memcpy(numbers, &a, sizeof numbers);
+  for (const int32_t number : numbers) sum += number;
+  return sum;
+}
 inline __m512i _mm512_xor_si512(__m512i a, __m512i b) {
   return each<__m512i>([](Ints x, Ints y) { return x ^ y; }, a, b);
 }
