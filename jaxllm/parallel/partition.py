@@ -58,6 +58,11 @@ class Partition:
         """Where there is one alone, and it was named: that."""
         return None if self.mesh is None or self.size > 1 else self.mesh.devices.flat[0]
 
+    @functools.cached_property
+    def here(self) -> bool:
+        """Whether any of the devices belongs to this process."""
+        return bool(self.local_devices)
+
     @property
     def local_devices(self) -> list[jax.Device]:
         """Those that belong to this process."""

@@ -23,12 +23,16 @@ class Stage:
 
     def __init__(self, programs: Programs) -> None:
         self.programs, self.partition = programs, programs.partition
+        self.here = self.partition.here
         self.spec, self.config = programs.spec, programs.config
         self._host_pool = HostPool(
             self.partition.global_kv(self.spec), self.config.num_swap_blocks, self.config.block_size)
 
     def reset(self) -> None:
-        """Fresh device state: an empty cache, an empty table."""
+        """Fresh device state, where any of the devices is this process's: an empty cache, an empty table."""
+        if not self.here:
+            self.cache = []
+            return
         self.cache = self.programs.allocate_pool()
         self.table = block_table.empty(
             len(self.spec.groups), self.config.max_num_seqs, self.config.blocks_per_sequence, self.partition.put_small)
@@ -39,6 +43,8 @@ class Stage:
 
     def move_blocks(self, plan: StepPlan) -> None:
         """What a step does to the cache and its table before it computes anything."""
+        if not self.here:
+            return
         self._swap(plan)
         for pairs in _chunks(plan.block_copies, BLOCK_COPIES, 0):
             self.cache = self.programs.copy_blocks(self.cache, pairs)
