@@ -27,7 +27,7 @@ from jaxllm.models.model import Model
 from jaxllm.parallel import distributed
 from jaxllm.parallel.agreement import agree_on, check_members, spans_processes
 from jaxllm.parallel.partition import Partition
-from jaxllm.parallel.pipeline import Pipeline, stage_spec, stages_of
+from jaxllm.parallel.pipeline import Pipeline, is_here, stage_spec, stages_of
 from jaxllm.platform import free_device_memory, free_host_memory, resolve_dtype
 from jaxllm.quantities import parse_bytes, parse_count
 from jaxllm.sampling import LogitsProcessor, check_processors
@@ -149,15 +149,19 @@ def choose_config(model: Model, sizes: EngineSizes, tokenizer: Tokenizer | None 
         on_host=on_host,
     )
     free_to_swap = free_host - sharing * num_blocks * sum(block_bytes) if on_host else free_host_memory()
+    own = [replica for replica in replicas if is_here(replica)]
+    num_swap_blocks = plan_swap(
+        sizes.swap_bytes // len(own),
+        sum(stage.block_bytes_here(each, block_size) for stage, each in zip(stages_of(own[0]), specs, strict=True)),
+        free_to_swap // len(own))
+    if shared:
+        num_swap_blocks = min(distributed.exchange("blocks of swap_space", num_swap_blocks))
     config = EngineConfig(
         **chosen,
         max_model_len=max_model_len,
         num_blocks=num_blocks,
         windows=spec.windows,
-        num_swap_blocks=plan_swap(
-            sizes.swap_bytes // len(replicas),
-            sum(stage.global_kv(each).block_bytes(block_size) for stage, each in zip(stages, specs, strict=True)),
-            free_to_swap // len(replicas)),
+        num_swap_blocks=num_swap_blocks,
         vocab_size=vocab_size if tokenizer is None else min(tokenizer.vocab_size, vocab_size),
         unused_token_ids=() if tokenizer is None else tuple(
             sorted(token for token in tokenizer.unused_token_ids if token < vocab_size)),

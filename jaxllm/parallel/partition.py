@@ -63,6 +63,11 @@ class Partition:
         """Whether any of the devices belongs to this process."""
         return bool(self.local_devices)
 
+    @functools.cached_property
+    def is_shared(self) -> bool:
+        """Whether some of the devices belong to this process, and others to another one."""
+        return self.here and self.mesh is not None and len(self.local_devices) < self.mesh.size
+
     @property
     def local_devices(self) -> list[jax.Device]:
         """Those that belong to this process."""
@@ -88,6 +93,11 @@ class Partition:
             return spec
         return dataclasses.replace(spec, entries={
             name: dataclasses.replace(entry, heads=entry.heads * self.size) for name, entry in spec.entries.items()})
+
+    def block_bytes_here(self, spec: KVSpec, block_size: int) -> int:
+        """What a block of the cache takes in this process's memory, of what its devices have. spec: of one device."""
+        whole = self.pool_spec(spec) == PartitionSpec()
+        return spec.block_bytes(block_size) * (min(1, len(self.local_devices)) if whole else len(self.local_devices))
 
     @functools.cached_property
     def splits(self) -> dict[str, Any]:
