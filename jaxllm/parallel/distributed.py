@@ -7,7 +7,6 @@ import dataclasses
 import itertools
 import json
 import logging
-import os
 import secrets
 import socket
 import sys
@@ -28,8 +27,6 @@ logger = logging.getLogger("jaxllm")
 
 SHUTDOWN_SECONDS = 86_400
 """How long a process that has ended its script waits for the others, which may still write down what they have."""
-MIN_CPU_THREADS = 16
-"""XLA's on CPUs: as many as programs can wait at once, and some that compute."""
 WAIT_SECONDS = 60
 """After so long a wait for another process it is told of."""
 
@@ -166,8 +163,6 @@ def _start(launch: Launch, heartbeat_timeout: int, initialization_timeout: int) 
                                "jax.devices(), jax.device_put or an LLM")
     address = launch.coordinator_address
     assert address is not None
-    # A program that waits for another process keeps a thread of XLA's from the others, of which a CPU has one per core.
-    os.environ.setdefault("PJRT_NPROC", str(max(os.cpu_count() or 1, MIN_CPU_THREADS)))
     # It would catch SIGTERM, and let nothing come of it.
     jax.config.update("jax_enable_preemption_service", False)
     _wait_for_host(address.rpartition(":")[0].strip("[]"), initialization_timeout)

@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSha
 
 from jaxllm.kv_cache.spec import KVSpec
 from jaxllm.models.model import Model, Params, nest
-from jaxllm.parallel.mesh import TENSOR
+from jaxllm.parallel.mesh import TENSOR, is_shared
 from jaxllm.parallel.rules import AxisRules, local_config
 from jaxllm.weights.spec import ParamSpec
 from jaxllm.weights.splits import WHOLE, Split, split_of
@@ -66,7 +66,7 @@ class Partition:
     @functools.cached_property
     def is_shared(self) -> bool:
         """Whether some of the devices belong to this process, and others to another one."""
-        return self.here and self.mesh is not None and len(self.local_devices) < self.mesh.size
+        return self.mesh is not None and is_shared(self.mesh)
 
     @property
     def local_devices(self) -> list[jax.Device]:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxllm.parallel.mesh import PIPE, TENSOR
+from jaxllm.parallel.mesh import PIPE, TENSOR, takes_turns
 from jaxllm.parallel.partition import Partition
 
 
@@ -29,6 +29,7 @@ class Handover:
         self._mesh = jax.sharding.Mesh(np.stack([source.mesh.devices, target.mesh.devices]), (PIPE, TENSOR))
         self._sharding = NamedSharding(self._mesh, PartitionSpec(PIPE))
         self._fillers: dict[Any, jax.Array] = {}
+        self._takes_turns = takes_turns(self._mesh)
 
     @property
     def here(self) -> bool:
@@ -51,6 +52,8 @@ class Handover:
             parts[device] if device in parts else self._filler(device, shape, dtype)
             for device in self._mesh.local_devices], dtype=dtype)
         sent = self._shifted(both)
+        if self._takes_turns:
+            jax.block_until_ready(sent)
         if not self._target.here:
             return None, sent
         found = {shard.device: shard.data for shard in sent.addressable_shards}
