@@ -25,7 +25,7 @@ def one_device(folder):
 @pytest.mark.parametrize("scenario", ["two_meshes", pytest.param("other_meshes", marks=pytest.mark.sweep)])
 def test_every_process_has_what_one_device_gives(folder, scenario):
     with Job(scenario, folder=folder) as job:
-        codes, lines, errors = zip(*(job.end(number, STARTING_SECONDS) for number in range(2)), strict=True)
+        codes, lines, errors = job.both()
     assert codes == (0, 0), errors
     assert lines[0][:-1] == lines[1][:-1]  # to the bit
     expected = one_device(folder)
