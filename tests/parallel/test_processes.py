@@ -32,12 +32,13 @@ def test_every_process_has_what_one_device_gives(folder, scenario):
     meshes = {line["mesh"]: line for line in lines[0][:-1]}
     assert list(meshes) == (list(MESHES)[:2] if scenario == "two_meshes" else list(MESHES)[2:])
     for mesh, line in meshes.items():
-        assert line["tokens"] == [list(each) for each in expected["tokens"]], mesh
-        assert (line["texts"], line["awake"]) == (expected["texts"], expected["awake"]), mesh
-        for own, one in zip(line["numbers"], expected["numbers"], strict=True):
+        swaps = "swapping" in mesh
+        for part in ("many", "awake") if swaps else ("many", "tokens", "uneven", "texts", "awake"):
+            assert line[part] == expected[part], (mesh, part)
+        for own, one in zip(*([] if swaps else each["numbers"] for each in (line, expected)), strict=True):
             np.testing.assert_allclose(own, one, rtol=0, atol=1e-4)
         assert all(line["replicas"]), mesh
-        assert min(line["swapped"]) > 0 or "swapping" not in mesh, mesh
+        assert min(line["swapped"]) > 0 or not swaps, mesh
 
 
 @pytest.mark.parametrize("mesh", [pytest.param("P2", marks=pytest.mark.sweep), "D2"])
