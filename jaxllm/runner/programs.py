@@ -239,7 +239,7 @@ class Programs:
         local = self.partition.local
         return (*key, self.chunks, local.config, local.dtype, local.quantized, self.spec,
                 dataclasses.replace(self.config, seed=None, overlap=True, data_parallel_size=1),
-                *(device.id for device in self._devices))
+                sorted({device.device_kind for device in self._devices or jax.local_devices()[:1]}))
 
     @property
     def _devices(self) -> list[jax.Device]:
