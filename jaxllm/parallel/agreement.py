@@ -98,8 +98,8 @@ class Agreement:
 
     def failed(self, error: BaseException) -> NoReturn:
         """A step failed here; the others cannot go on without it."""
-        if isinstance(error, jax.errors.JaxRuntimeError):
-            time.sleep(2)  # it may be the consequence of a loss, which ends the process in a better way
+        # It may be the consequence of a loss, which ends the process in a better way; of Gloo it comes as a ValueError.
+        time.sleep(2)
         self._line.fail(f"failed in a step with {type(error).__name__}: {str(error)[:500]}")
 
     def _tick(self) -> None:
