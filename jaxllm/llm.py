@@ -39,7 +39,7 @@ from jaxllm.memory import give_back_memory
 from jaxllm.origin import Origin
 from jaxllm.outputs import RequestOutput
 from jaxllm.parallel.mesh import chosen_mesh
-from jaxllm.parallel.pipeline import replica_partitions
+from jaxllm.parallel.pipeline import first_here, replica_partitions
 from jaxllm.pooling import EmbeddingRequestOutput, RewardRequestOutput, embed, reward
 from jaxllm.progress import Bar
 from jaxllm.quantities import parse_gibibytes
@@ -209,7 +209,7 @@ class LLM:
         self._chats = ChatPrompts(self.tokenizer, chat_template)
         self.engine: Engine = build_engine(
             opened.model,
-            lambda: (load_placed if has_weights else random_weights)(source, opened, replicas[0]),
+            lambda: (load_placed if has_weights else random_weights)(source, opened, first_here(replicas)),
             sizes,
             partition=replicas,
             tokenizer=self.tokenizer,

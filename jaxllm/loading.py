@@ -271,7 +271,7 @@ def _placed(partition: Partition | Pipeline, make: Callable[[Callable[[str, Any]
     stages = partition.stages
 
     def put(path: str, leaf: Any) -> list[Any]:
-        return [stage.put(path, leaf) if path in stage.whole.specs else None for stage in stages]
+        return [stage.put(path, leaf) if stage.here and path in stage.whole.specs else None for stage in stages]
 
     params = make(put)
     return [PlacedParams(stage, _on_stage(params, number) or {}) for number, stage in enumerate(stages)]

@@ -62,7 +62,7 @@ ENGINE_ARGUMENTS = ArgumentTable("LLM", [
         disable_log_stats=(True, "`False` logs a line of figures every 10 s"),
         tensor_parallel_size=(1, "at most as many devices as there are, and a number that heads and widths divide by"),
         pipeline_parallel_size=(1, "at most as many as there are layers"),
-        data_parallel_size=(1, "replicas in this process and this engine, each with the sizes that are given"),
+        data_parallel_size=(1, "replicas in this engine, each with the sizes that are given"),
         enable_expert_parallel=(False, "whole experts on each of these devices, rather than a part of each expert"),
     ),
     *refused("leave it out: LLM.embed and LLM.reward work beside LLM.generate", "generate",

@@ -16,14 +16,15 @@ from jaxllm.engine.stats_log import StatsLog
 from jaxllm.kv_cache.spec import KVSpec
 from jaxllm.memory import give_back_memory
 from jaxllm.models.model import Model, Params
-from jaxllm.parallel.agreement import AgreedRunner, spans_processes
+from jaxllm.parallel.agreement import AgreedRunner, processes_of, spans_processes
 from jaxllm.parallel.partition import Partition, PlacedParams
-from jaxllm.parallel.pipeline import Pipeline, stage_spec, stages_of
+from jaxllm.parallel.pipeline import Pipeline, is_here, stage_spec, stages_of
 from jaxllm.program_cache.executables import open_cache
 from jaxllm.runner.keys import Key
 from jaxllm.runner.pipeline import PipelineRunner, StagedWeights
 from jaxllm.runner.programs import Programs
 from jaxllm.runner.runner import Runner
+from jaxllm.runner.spread_pipeline import SpreadPipelineRunner
 from jaxllm.tokenization import Tokenizer
 
 CPU_LAYERS_PER_PROGRAM = 10
@@ -41,8 +42,24 @@ def programs_of(replica: Partition | Pipeline, spec: KVSpec, config: EngineConfi
 def _runner_of(replica: Partition | Pipeline, programs: list[Programs], params: Any) -> Runner:
     """params: in any layout, or as ``Weights.placed_on`` gives them."""
     if isinstance(replica, Partition):
-        return (AgreedRunner if spans_processes(replica.mesh) else Runner)(programs[0], params)
-    return PipelineRunner(programs, StagedWeights(replica, params))
+        return Runner(programs[0], params)
+    spread = any(not stage.here or spans_processes([stage]) for stage in replica.stages)
+    return (SpreadPipelineRunner if spread else PipelineRunner)(programs, StagedWeights(replica, params))
+
+
+def _runners_of(replicas: list[Partition | Pipeline], programs: list[list[Programs]],
+                load: Callable[[], Params | PlacedParams | list[PlacedParams]]) -> list[Runner | None]:
+    """Of each replica of which anything is here. What is loaded is the first one's; the others have it from there."""
+    weights: Any = None
+    runners: list[Runner | None] = []
+    for replica, each in zip(replicas, programs, strict=True):
+        if not is_here(replica):
+            runners.append(None)
+            continue
+        runner = _runner_of(replica, each, load() if weights is None else weights.placed_on(replica))
+        weights = runner.weights if weights is None else weights
+        runners.append(runner)
+    return runners
 
 
 def layers_per_program() -> int:
@@ -77,19 +94,19 @@ def build_engine(
     config, spec = choose_config(model, sizes, tokenizer, weights_in_place=weights_in_place, partition=replicas)
     programs = [programs_of(replica, spec, config) for replica in replicas]
     with futures.ThreadPoolExecutor(2, "compile") as pool:
-        wanted = [(stage, key) for replica in programs for stage in replica for key in compile_first(stage)
-                  if key in stage.all_keys()]
+        wanted = [(stage, key) for replica in programs for stage in replica if stage.partition.here
+                  for key in compile_first(stage) if key in stage.all_keys()]
         few = jax.default_backend() == "cpu" and model.weight_bytes < FEW_WEIGHT_BYTES
         waits = few and any(stage.must_compile(key) for stage, key in wanted)
         compiling = [pool.submit(stage.compile, key) for stage, key in wanted]
         if waits:
             futures.wait(compiling)
             give_back_memory()
-        runners = [_runner_of(replicas[0], programs[0], load())]
-        weights: Any = runners[0].weights
-        runners += [_runner_of(replica, each, weights.placed_on(replica))
-                    for replica, each in zip(replicas[1:], programs[1:], strict=True)]
+        runners: Any = _runners_of(replicas, programs, load)
         for future in compiling:
             future.result()
-    return Engine(runners, config, tokenizer, eos_token_ids, stats_log, generates=generates,
-                  in_order=jax.process_count() > 1)
+    shared = spans_processes(replicas)
+    if shared:
+        runners = [AgreedRunner(runner, processes_of(stages_of(replica)[-1]))
+                   for runner, replica in zip(runners, replicas, strict=True)]
+    return Engine(runners, config, tokenizer, eos_token_ids, stats_log, generates=generates, in_order=shared)

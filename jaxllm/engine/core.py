@@ -19,7 +19,7 @@ from jaxllm.engine.arrivals import Arrivals
 from jaxllm.engine.beam_admission import prepare_search
 from jaxllm.engine.beam_collector import BeamCollector
 from jaxllm.engine.collector import Collector
-from jaxllm.engine.loop import StepRunner, notify
+from jaxllm.engine.loop import ModelWeights, StepRunner, notify
 from jaxllm.engine.prompts import Prompt
 from jaxllm.engine.replica import Replica
 from jaxllm.engine.request import Request
@@ -228,7 +228,7 @@ class Engine:
     def params(self) -> Any:
         """The model's parameters, a nested dict of arrays in the model's own layout; in an engine that was made of
         parameters in another one, of their arrays (``RowParts``, ``StackedLayer``)."""
-        return self._runner.weights.params
+        return self._weights[0].params
 
     def update_params(self, params: Any) -> None:
         """Take other parameters of the model, in any of the layouts of ``jaxllm.weights.trees``; nothing is compiled.
@@ -239,7 +239,7 @@ class Engine:
         """
         with self._lock, HeldInterrupts():
             self._require_idle("update_params")
-            first, *others = (replica.runner.weights for replica in self._usable)
+            first, *others = self._weights
             first.replace(params)
             for weights in others:
                 weights.take_over(first)
@@ -265,17 +265,24 @@ class Engine:
         """End ``sleep``, with an empty cache."""
         with self._lock, HeldInterrupts():
             if self._asleep:
-                first, *others = (replica.runner for replica in self._usable)
-                first.wake_up()
-                for runner in others:
-                    runner.wake_up()
-                    if self._has_weights:
-                        runner.weights.take_over(first.weights)
+                for replica in self._usable:
+                    replica.runner.wake_up()
+                if self._has_weights:
+                    first, *others = self._weights
+                    for weights in others:
+                        weights.take_over(first)
                 self._asleep = False
 
     @property
     def _usable(self) -> list[Replica]:
-        return [replica for replica in self.replicas if replica.loop.lost is None]
+        """Those that are here and have not been lost."""
+        return [replica for replica in self.replicas
+                if replica.loop.lost is None and replica.runner.weights is not None]
+
+    @property
+    def _weights(self) -> list[ModelWeights]:
+        """Those of usable replicas."""
+        return [weights for replica in self._usable if (weights := replica.runner.weights) is not None]
 
     def _forget_weights(self) -> None:
         for replica in self.replicas:

@@ -43,8 +43,8 @@ class StepRunner(Protocol):
         """Start a step, which the device runs after those dispatched before."""
 
     @property
-    def weights(self) -> ModelWeights:
-        """The model's parameters."""
+    def weights(self) -> ModelWeights | None:
+        """The model's parameters; ``None`` where other processes have all that the runner stands for."""
 
     def sleep(self, level: int) -> None:
         """Give back memory."""

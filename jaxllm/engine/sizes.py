@@ -25,9 +25,9 @@ from jaxllm.kv_cache import kv_spec
 from jaxllm.kv_cache.spec import KVSpec
 from jaxllm.models.model import Model
 from jaxllm.parallel import distributed
-from jaxllm.parallel.agreement import agree_on, check_members
+from jaxllm.parallel.agreement import agree_on, check_members, spans_processes
 from jaxllm.parallel.partition import Partition
-from jaxllm.parallel.pipeline import Pipeline, stage_spec, stages_of
+from jaxllm.parallel.pipeline import Pipeline, is_here, stage_spec, stages_of
 from jaxllm.platform import free_device_memory, free_host_memory, resolve_dtype
 from jaxllm.quantities import parse_bytes, parse_count
 from jaxllm.sampling import LogitsProcessor, check_processors
@@ -136,8 +136,6 @@ def choose_config(model: Model, sizes: EngineSizes, tokenizer: Tokenizer | None 
             for device in stage.local_devices)
     seed, shared = sizes.seed, _shared_by_processes(replicas)
     if shared:
-        if sizes.swap_bytes:
-            raise ParameterError("swap_space", sizes.swap_bytes, "0 where the mesh has devices of several processes")
         free, seed = min(distributed.exchange("free memory", free)), distributed.shared_seed(seed)
     max_model_len, num_blocks = plan_memory(
         model=model.config,
@@ -151,15 +149,19 @@ def choose_config(model: Model, sizes: EngineSizes, tokenizer: Tokenizer | None 
         on_host=on_host,
     )
     free_to_swap = free_host - sharing * num_blocks * sum(block_bytes) if on_host else free_host_memory()
+    own = [replica for replica in replicas if is_here(replica)]
+    num_swap_blocks = plan_swap(
+        sizes.swap_bytes // len(own),
+        sum(stage.block_bytes_here(each, block_size) for stage, each in zip(stages_of(own[0]), specs, strict=True)),
+        free_to_swap // len(own))
+    if shared:
+        num_swap_blocks = min(distributed.exchange("blocks of swap_space", num_swap_blocks))
     config = EngineConfig(
         **chosen,
         max_model_len=max_model_len,
         num_blocks=num_blocks,
         windows=spec.windows,
-        num_swap_blocks=plan_swap(
-            sizes.swap_bytes // len(replicas),
-            sum(stage.global_kv(each).block_bytes(block_size) for stage, each in zip(stages, specs, strict=True)),
-            free_to_swap // len(replicas)),
+        num_swap_blocks=num_swap_blocks,
         vocab_size=vocab_size if tokenizer is None else min(tokenizer.vocab_size, vocab_size),
         unused_token_ids=() if tokenizer is None else tuple(
             sorted(token for token in tokenizer.unused_token_ids if token < vocab_size)),
@@ -182,16 +184,10 @@ def choose_config(model: Model, sizes: EngineSizes, tokenizer: Tokenizer | None 
 
 
 def _shared_by_processes(replicas: Sequence[Partition | Pipeline]) -> bool:
-    """Whether other processes take part; ``ParameterError`` unless they do so in every layer."""
-    meshes = [stage.mesh for replica in replicas for stage in stages_of(replica)]
-    if not any(mesh is not None and any(device.process_index != jax.process_index() for device in mesh.devices.flat)
-               for mesh in meshes) or jax.process_count() == 1:
+    """Whether other processes take part; ``ParameterError`` where their shares cannot be run."""
+    if not spans_processes(replicas):
         return False
-    for name, size in (("data_parallel_size", len(replicas)), ("pipeline_parallel_size", len(stages_of(replicas[0])))):
-        if size > 1:
-            raise ParameterError(name, size, "1 where the mesh has devices of several processes, which can share "
-                                 "layers (tensor_parallel_size) only")
-    check_members(meshes[0])
+    check_members(replicas)
     return True
 
 

@@ -11,21 +11,26 @@ import dataclasses
 import functools
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
 
 import jax
 import numpy as np
 
 from jaxllm.config import EngineConfig
+from jaxllm.engine.loop import DispatchedStep
 from jaxllm.engine.plan import StepPlan
 from jaxllm.errors import ParameterError
-from jaxllm.models.model import Model, Params
+from jaxllm.models.model import Model
 from jaxllm.parallel import distributed
 from jaxllm.parallel.lifeline import Lifeline, Message
-from jaxllm.parallel.partition import PlacedParams
-from jaxllm.runner.programs import Programs
-from jaxllm.runner.runner import Runner, StepResult
+from jaxllm.parallel.partition import Partition
+from jaxllm.parallel.pipeline import Pipeline, stages_of
+from jaxllm.parallel.results import Results
+from jaxllm.runner.runner import PromptLogprobs, Runner, StepResult
+from jaxllm.runner.staged_weights import StagedWeights
+from jaxllm.runner.weights import Weights
 
 KEPT_STEPS = 10_000
 """Process 0 remembers so many of its own steps, and so many of each other process that it has not come to yet."""
@@ -36,20 +41,34 @@ Note = tuple[str, str]
 """A plan's hash, and the plan in words."""
 
 
-def spans_processes(mesh: jax.sharding.Mesh | None) -> bool:
-    """Whether some of the devices are another process's of this job."""
-    return mesh is not None and jax.process_count() > 1 and (
-        len({device.process_index for device in mesh.devices.flat}) > 1)
+def processes_of(partition: Partition | Pipeline) -> list[int]:
+    """Those that have devices of a replica, or of one stage of it."""
+    return sorted({device.process_index for stage in stages_of(partition) if stage.mesh is not None
+                   for device in stage.mesh.devices.flat})
 
 
-def check_members(mesh: jax.sharding.Mesh | None) -> None:
-    """``ParameterError`` unless each process has devices of the mesh, and as many as the others."""
-    assert mesh is not None
-    counts = collections.Counter(device.process_index for device in mesh.devices.flat)
+def spans_processes(replicas: Sequence[Partition | Pipeline]) -> bool:
+    """Whether some of the devices of an engine are another process's of this job."""
+    return jax.process_count() > 1 and any(processes_of(replica) not in ([], [jax.process_index()])
+                                           for replica in replicas)
+
+
+def check_members(replicas: Sequence[Partition | Pipeline]) -> None:
+    """``ParameterError`` unless each process has devices of the mesh, as many as the others, and has the same stages of
+    all replicas of which it has any."""
+    counts = collections.Counter(device.process_index for replica in replicas for stage in stages_of(replica)
+                                 if stage.mesh is not None for device in stage.mesh.devices.flat)
     found = [counts[process] for process in range(jax.process_count())]
     if len(set(found)) > 1:
-        raise ParameterError("mesh", f"{mesh.size} devices", "a mesh of one process's devices alone, or of as many of "
+        raise ParameterError("mesh", f"{sum(found)} devices", "a mesh of one process's devices alone, or of as many of "
                              f"each of the {len(found)} processes; it has {found} of them")
+    for process in range(jax.process_count()):
+        parts = {tuple(process in processes_of(stage) for stage in stages_of(replica)) for replica in replicas
+                 if process in processes_of(replica)}
+        if len(parts) > 1:
+            raise ParameterError("mesh", f"{sum(found)} devices", "one in which each process has the same stages of "
+                                 f"all replicas that it has devices of; process {process} has other stages of one "
+                                 "replica than of another")
 
 
 class Agreement:
@@ -57,6 +76,7 @@ class Agreement:
 
     def __init__(self, line: Lifeline) -> None:
         self._line = line
+        self.process = line.process
         self._num_steps: list[int] = []
         self._unsent: collections.deque[tuple[Step, Note]] = collections.deque()
         self._own: collections.OrderedDict[Step, Note] = collections.OrderedDict()
@@ -69,16 +89,17 @@ class Agreement:
         self._num_steps.append(0)
         return len(self._num_steps) - 1
 
-    def note(self, engine: int, plan: StepPlan) -> None:
-        """A step is about to be dispatched."""
+    def note(self, engine: int, plan: StepPlan) -> int:
+        """A step is about to be dispatched; its number."""
         step = engine, self._num_steps[engine]
         self._unsent.append((step, (_hash(plan), _in_words(plan))))
         self._num_steps[engine] += 1
+        return step[1]
 
     def failed(self, error: BaseException) -> NoReturn:
         """A step failed here; the others cannot go on without it."""
-        if isinstance(error, jax.errors.JaxRuntimeError):
-            time.sleep(2)  # it may be the consequence of a loss, which ends the process in a better way
+        # It may be the consequence of a loss, which ends the process in a better way; of Gloo it comes as a ValueError.
+        time.sleep(2)
         self._line.fail(f"failed in a step with {type(error).__name__}: {str(error)[:500]}")
 
     def _tick(self) -> None:
@@ -127,39 +148,106 @@ def agreement() -> Agreement:
     return Agreement(distributed.lifeline())
 
 
-class AgreedRunner(Runner):
-    """The runner of a mesh of several processes: their plans are compared, and a step that fails in one ends all."""
+class AgreedRunner:
+    """A replica of an engine that several processes share, in each of them, whether any of its devices are here or not.
 
-    def __init__(self, programs: Programs, params: Params | PlacedParams) -> None:
-        super().__init__(programs, params)
+    All of them plan its steps, and their plans are compared; a step that fails in one ends all. Those that have devices
+    of the last stage know what came of a step, and the first of them tells the others, as soon as it is there.
+
+    own: runs what of the replica is here, if anything. knowing: the processes that have devices of its last stage.
+    """
+
+    def __init__(self, own: Runner | None, knowing: Sequence[int]) -> None:
+        self.own = own
         self._agreement = agreement()
         self._engine = self._agreement.add_engine()
+        process, count = self._agreement.process, jax.process_count()
+        self._others = [other for other in range(count) if other not in knowing]
+        self._knows = process in knowing
+        self._results = results() if self._others else None
+        self._telling = ThreadPoolExecutor(1, "results") if self._others and process == knowing[0] else None
 
-    def dispatch(self, plan: StepPlan) -> StepResult:
+    @property
+    def weights(self) -> Weights | StagedWeights | None:
+        """The parameters that are here."""
+        return None if self.own is None else self.own.weights
+
+    def dispatch(self, plan: StepPlan) -> DispatchedStep:
         """As ``Runner.dispatch``."""
-        self._agreement.note(self._engine, plan)
+        step = self._agreement.note(self._engine, plan)
+        result = StepResult(None, [])
+        if self.own is not None:
+            try:
+                result = self.own.dispatch(plan)
+            except Exception as error:
+                self._agreement.failed(error)
+        if self._telling is None:
+            return _AgreedStep(functools.partial(self._fetch, step, plan, result))
+        return _AgreedStep(self._telling.submit(self._fetch, step, plan, result).result)
+
+    def _fetch(self, step: int, plan: StepPlan, result: StepResult) -> StepResult:
         try:
-            result = super().dispatch(plan)
+            fetched = result.fetch()
+            if self._results is None:
+                return fetched
+            if not self._knows:
+                return unpacked(self._results.wait(self._engine, step), plan)
+            if self._telling is not None:
+                self._results.send(self._engine, step, packed(fetched, plan), self._others)
+            return fetched
         except Exception as error:
             self._agreement.failed(error)
-        return _AgreedResult(**vars(result), failed=self._agreement.failed)
 
     def sleep(self, level: int) -> None:
-        """As ``Runner.sleep``, at level 2: weights of other processes' devices cannot be moved to this one's memory."""
-        if level == 1:
-            raise ParameterError("level", level, "2 where the mesh has devices of several processes")
-        super().sleep(level)
+        """As ``Runner.sleep``."""
+        if self.own is not None:
+            self.own.sleep(level)
+
+    def wake_up(self) -> None:
+        """As ``Runner.wake_up``."""
+        if self.own is not None:
+            self.own.wake_up()
+
+    def compile_all(self) -> None:
+        """As ``Runner.compile_all``."""
+        if self.own is not None:
+            self.own.compile_all()
+
+    def reset(self) -> None:
+        """As ``Runner.reset``."""
+        if self.own is not None:
+            self.own.reset()
+
+    @property
+    def intact(self) -> bool:
+        """As ``Runner.intact``."""
+        return self.own is None or self.own.intact
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _AgreedResult(StepResult):
-    failed: Callable[[BaseException], NoReturn]
+@dataclasses.dataclass(frozen=True)
+class _AgreedStep:
+    fetch: Callable[[], StepResult]
 
-    def fetch(self) -> StepResult:
-        try:
-            return super().fetch()
-        except Exception as error:
-            self.failed(error)
+
+def packed(result: StepResult, plan: StepPlan) -> Any:
+    """A fetched result without the requests that it is of."""
+    number_of = {sequence: number for number, sequence in enumerate(plan.sequences)}
+    parts = [(number_of[part.sequence], part.first, part.count, part.offset, part.values)
+             for part in result.prompt_logprobs]
+    return result.sampled, parts, result.vocab_logprobs, result.hidden
+
+
+def unpacked(values: Any, plan: StepPlan) -> StepResult:
+    """What ``packed`` was given, with this process's own requests."""
+    sampled, parts, vocab_logprobs, hidden = values
+    return StepResult(sampled, [PromptLogprobs(plan.sequences[number], *rest) for number, *rest in parts],
+                      vocab_logprobs, hidden)
+
+
+@functools.cache
+def results() -> Results:
+    """This process's connections for them."""
+    return Results(distributed.lifeline(), distributed.connections("results"))
 
 
 def agree_on(model: Model, config: EngineConfig) -> None:

@@ -194,24 +194,35 @@ def _wait_for_host(host: str, timeout: float) -> None:
 
 
 def _join(launch: Launch, heartbeat_timeout: int, timeout: float) -> tuple[Processes, Lifeline]:
-    store = _client()
+    hosts, connections = _connected(launch, "lifeline", timeout)
+    line = Lifeline(launch.process_id, hosts, connections, silence=max(heartbeat_timeout / 2, 2))
+    return Processes(**vars(launch), hosts=tuple(hosts)), line
+
+
+def connections(name: str) -> dict[int, socket.socket]:
+    """New ones: process 0's to all others, the others' to process 0. All call it, once for each name."""
+    processes = _state.processes
+    assert processes is not None
+    return _connected(processes, name, 10 * WAIT_SECONDS)[1]
+
+
+def _connected(launch: Launch, name: str, timeout: float) -> tuple[list[str], dict[int, socket.socket]]:
+    store, key = _client(), f"jaxllm/{name}"
     assert launch.coordinator_address is not None
 
     def share(value: str | None) -> str:
         if value is None:
-            return store.blocking_key_value_get("jaxllm/lifeline", int(1000 * timeout))
-        store.key_value_set("jaxllm/lifeline", value)
+            return store.blocking_key_value_get(key, int(1000 * timeout))
+        store.key_value_set(key, value)
         return value
 
     try:
-        hosts, connections = connect(launch.process_id, launch.num_processes,
-                                     launch.coordinator_address.rpartition(":")[0], share, timeout=timeout)
+        return connect(launch.process_id, launch.num_processes, launch.coordinator_address.rpartition(":")[0], share,
+                       timeout=timeout)
     except (OSError, ValueError, RuntimeError) as error:
         raise DistributedError(f"process {launch.process_id} of {launch.num_processes} cannot connect with process 0 "
                                f"beside its coordinator at {launch.coordinator_address}, on any port: {error}"
                                ) from error
-    line = Lifeline(launch.process_id, hosts, connections, silence=max(heartbeat_timeout / 2, 2))
-    return Processes(**vars(launch), hosts=tuple(hosts)), line
 
 
 def _of_jax() -> Launch:
@@ -273,5 +284,5 @@ def _end_together() -> None:
     atexit.register(ended)
 
 
-__all__ = ["DistributedError", "Processes", "current", "exchange", "initialize", "lifeline",
+__all__ = ["DistributedError", "Processes", "connections", "current", "exchange", "initialize", "lifeline",
            "require_equal", "shared_seed"]

@@ -85,3 +85,17 @@ def chosen_mesh(mesh: Any = None, *, data_parallel_size: int = 1, pipeline_paral
 def tensor_mesh(mesh: jax.sharding.Mesh, *, data: int = 0, pipe: int = 0) -> jax.sharding.Mesh:
     """The devices of one replica's one stage, as a mesh of ``tensor`` alone. mesh: of ``AXES``."""
     return jax.sharding.Mesh(mesh.devices[data, pipe], (TENSOR,))
+
+
+def is_shared(mesh: jax.sharding.Mesh) -> bool:
+    """Whether some of the devices belong to this process, and others to another one."""
+    return 0 < len(mesh.local_devices) < mesh.size
+
+
+def takes_turns(mesh: jax.sharding.Mesh | None) -> bool:
+    """Whether programs over these devices have to be waited for one after the other: on CPUs of several processes.
+
+    There XLA starts programs when their arguments are there, in as many threads as there are cores: two could meet in
+    another order than in the other process, or wait for a thread that waits. GPUs have streams.
+    """
+    return mesh is not None and is_shared(mesh) and jax.default_backend() == "cpu"

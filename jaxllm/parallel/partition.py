@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSha
 
 from jaxllm.kv_cache.spec import KVSpec
 from jaxllm.models.model import Model, Params, nest
-from jaxllm.parallel.mesh import TENSOR
+from jaxllm.parallel.mesh import TENSOR, is_shared
 from jaxllm.parallel.rules import AxisRules, local_config
 from jaxllm.weights.spec import ParamSpec
 from jaxllm.weights.splits import WHOLE, Split, split_of
@@ -58,6 +58,16 @@ class Partition:
         """Where there is one alone, and it was named: that."""
         return None if self.mesh is None or self.size > 1 else self.mesh.devices.flat[0]
 
+    @functools.cached_property
+    def here(self) -> bool:
+        """Whether any of the devices belongs to this process."""
+        return bool(self.local_devices)
+
+    @functools.cached_property
+    def is_shared(self) -> bool:
+        """Whether some of the devices belong to this process, and others to another one."""
+        return self.mesh is not None and is_shared(self.mesh)
+
     @property
     def local_devices(self) -> list[jax.Device]:
         """Those that belong to this process."""
@@ -83,6 +93,11 @@ class Partition:
             return spec
         return dataclasses.replace(spec, entries={
             name: dataclasses.replace(entry, heads=entry.heads * self.size) for name, entry in spec.entries.items()})
+
+    def block_bytes_here(self, spec: KVSpec, block_size: int) -> int:
+        """What a block of the cache takes in this process's memory, of what its devices have. spec: of one device."""
+        whole = self.pool_spec(spec) == PartitionSpec()
+        return spec.block_bytes(block_size) * (min(1, len(self.local_devices)) if whole else len(self.local_devices))
 
     @functools.cached_property
     def splits(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 
@@ -68,6 +68,16 @@ def replica_partitions(model: Model, mesh: jax.sharding.Mesh | None, *, by_exper
 def stages_of(partition: Partition | Pipeline) -> list[Partition]:
     """A replica's stages; one that has all layers in one place is one."""
     return [partition] if isinstance(partition, Partition) else partition.stages
+
+
+def is_here(partition: Partition | Pipeline) -> bool:
+    """Whether this process has any of a replica's devices."""
+    return any(stage.here for stage in stages_of(partition))
+
+
+def first_here(replicas: Sequence[Partition | Pipeline]) -> Partition | Pipeline:
+    """The first replica that this process has devices of."""
+    return next(replica for replica in replicas if is_here(replica))
 
 
 def stage_spec(spec: KVSpec, stage: Partition) -> KVSpec:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import logging
-import pickle
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,9 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
-from jax.experimental import serialize_executable
 
-from jaxllm.program_cache import fingerprint
+from jaxllm.program_cache import fingerprint, relocation
 from jaxllm.program_cache.entries import Entries
 from jaxllm.program_cache.folder import folder_of_jax, open_entries
 from jaxllm.program_cache.trust import sources_are_trusted
@@ -61,7 +60,7 @@ class ExecutableCache:
         if description is not None and sources_are_trusted():
             described = fingerprint.of_description("program", *description)
             name = entries.get(described)
-            found = None if name is None else self._loaded(entries, name.decode(), devices)
+            found = None if name is None else self._found(entries, name.decode(), devices)
             if found is not None:
                 return found
         lowered = _in_plain_thread(lower)
@@ -72,15 +71,18 @@ class ExecutableCache:
         trees = lowered.in_tree, lowered.out_tree
         # The text has no arguments that the program does not use, but the executable is called with all of them.
         given = [(like.shape, like.dtype.name, like.donated) for like in jax.tree.leaves(lowered.args_info)]
-        name_of_text = fingerprint.digest("lowered", fingerprint.of_machine(), text, *trees,
-                                          *map(fingerprint.types_of, trees), given, *(device.id for device in devices))
-        found = self._loaded(entries, name_of_text, devices)
-        if found is None:
-            with _JaxHits() as hits:
-                found = self._compiled(title, lowered)
-            if hits.count or folder_of_jax() is not None:
-                return found
-            _keep(entries, name_of_text, found)
+        name_of_text = fingerprint.digest("lowered for any devices", fingerprint.of_machine(), text, *trees,
+                                          *map(fingerprint.types_of, trees), given,
+                                          sorted({device.device_kind for device in _or_default(devices)}))
+        with _lock_of(name_of_text):  # a replica that needs the same waits for it
+            found = self._found(entries, name_of_text, devices)
+            if found is None:
+                with _JaxHits() as hits:
+                    found = self._compiled(title, lowered)
+                if hits.count or folder_of_jax() is not None:
+                    return found
+                taken = entries.has(name_of_text)  # by one that cannot be moved to these devices
+                _keep(entries, _of_devices(name_of_text, devices) if taken else name_of_text, found, devices)
         if described is not None:
             entries.put(described, name_of_text.encode())
         return found
@@ -105,14 +107,20 @@ class ExecutableCache:
         self.num_compiled += 1
         return compiled
 
+    def _found(self, entries: Entries, name: str, devices: Sequence[jax.Device]) -> jax.stages.Compiled | None:
+        """What was compiled for these devices, where that was necessary, or else for others."""
+        own = self._loaded(entries, _of_devices(name, devices), devices)
+        return self._loaded(entries, name, devices) if own is None else own
+
     def _loaded(self, entries: Entries, name: str, devices: Sequence[jax.Device]) -> jax.stages.Compiled | None:
         content = entries.get(name)
         if content is None:
             return None
         try:
-            serialized, in_tree, out_tree = pickle.loads(content)
-            executable = serialize_executable.deserialize_and_load(
-                serialized, in_tree, out_tree, execution_devices=list(devices) or jax.local_devices()[:1])
+            executable = relocation.loaded(content, _or_default(devices))
+        except relocation.NotMovedError as error:
+            logger.debug("a compiled program cannot be moved to other devices and is compiled for them: %s", error)
+            return None
         except Exception as error:
             # Whole, and yet of no use: whatever it is, compiling again is the remedy.
             logger.warning("a compiled program cannot be loaded and is compiled again: %s", error)
@@ -155,13 +163,30 @@ def _listen() -> None:
     jax.monitoring.register_event_listener(heard)
 
 
-def _keep(entries: Entries, name: str, compiled: jax.stages.Compiled) -> None:
+def _keep(entries: Entries, name: str, compiled: jax.stages.Compiled, devices: Sequence[jax.Device]) -> None:
     try:
-        content = pickle.dumps(serialize_executable.serialize(compiled))
+        content = relocation.dumped(compiled, _or_default(devices))
     except Exception as error:
         logger.debug("a compiled program cannot be kept: %s", error)
         return
     entries.put(name, content)
+
+
+def _or_default(devices: Sequence[jax.Device]) -> list[jax.Device]:
+    return list(devices) or jax.local_devices()[:1]
+
+
+def _of_devices(name: str, devices: Sequence[jax.Device]) -> str:
+    return fingerprint.digest(name, [device.id for device in _or_default(devices)])
+
+
+_locks: collections.defaultdict[str, threading.Lock] = collections.defaultdict(threading.Lock)
+_locks_lock = threading.Lock()
+
+
+def _lock_of(name: str) -> threading.Lock:
+    with _locks_lock:
+        return _locks[name]
 
 
 def open_cache() -> ExecutableCache:

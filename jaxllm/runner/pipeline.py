@@ -15,7 +15,6 @@ from jaxllm.runner.programs import Programs
 from jaxllm.runner.runner import Runner, StepResult
 from jaxllm.runner.stage import Stage
 from jaxllm.runner.staged_weights import StagedWeights
-from jaxllm.runner.weights import Weights
 
 
 class PipelineRunner(Runner):
@@ -40,6 +39,13 @@ class PipelineRunner(Runner):
         """All of them, in order."""
         return [*self._earlier, self]
 
+    @property
+    def staged(self) -> StagedWeights:
+        """The parameters."""
+        weights = self.weights
+        assert isinstance(weights, StagedWeights)
+        return weights
+
     def reset(self) -> None:
         """Fresh device state in every stage."""
         super().reset()
@@ -59,7 +65,7 @@ class PipelineRunner(Runner):
     def compile_all(self) -> None:
         """Compile every program of every stage."""
         for stage in self.stages:
-            for key in stage.programs.all_keys():
+            for key in stage.programs.all_keys() if stage.here else []:
                 stage.programs.compile(key)
 
     @property
@@ -90,7 +96,8 @@ class PipelineRunner(Runner):
 
     def _forward(self, batch: StepBatch) -> tuple[Any, Any]:
         x: Any = None
-        for stage, weights in zip(self.stages, self._stage_weights, strict=True):
+        for stage, weights in zip(self.stages, self.staged.stages, strict=True):
+            assert weights is not None
             if x is None:
                 x, step, sample_rows = stage.programs.begin(weights.outer, stage.table, self._newest_after[0], batch)
             else:
@@ -98,9 +105,3 @@ class PipelineRunner(Runner):
                 x = jax.device_put(x, stage.partition.replicated)
             stage.cache, x = stage.programs.layers(weights.layers, x, step, stage.cache)
         return self.programs.end(self.weights.outer, x, sample_rows)
-
-    @property
-    def _stage_weights(self) -> list[Weights]:
-        weights = self.weights
-        assert isinstance(weights, StagedWeights)
-        return weights.stages

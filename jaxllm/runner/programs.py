@@ -27,6 +27,7 @@ from jaxllm.kv_cache.pool import KVPool
 from jaxllm.kv_cache.spec import KVSpec
 from jaxllm.models.model import Leaves, Model, Params
 from jaxllm.models.step import StepContexts
+from jaxllm.parallel.mesh import takes_turns
 from jaxllm.parallel.partition import Partition
 from jaxllm.program_cache.executables import ExecutableCache
 from jaxllm.runner.batch import StepBatch
@@ -213,7 +214,12 @@ class Programs:
 
     def _run(self, key: Key, *arguments: Any) -> Any:
         executable = self._executables.get(key)
-        return (executable or self.compile(key))(*arguments)
+        results = (executable or self.compile(key))(*arguments)
+        return jax.block_until_ready(results) if self._takes_turns else results
+
+    @functools.cached_property
+    def _takes_turns(self) -> bool:
+        return takes_turns(self.partition.mesh)
 
     def lower(self, key: Key) -> jax.stages.Lowered:
         """A program, traced and not compiled. The devices need not be here: their mesh may be of a topology's."""
@@ -233,7 +239,7 @@ class Programs:
         local = self.partition.local
         return (*key, self.chunks, local.config, local.dtype, local.quantized, self.spec,
                 dataclasses.replace(self.config, seed=None, overlap=True, data_parallel_size=1),
-                *(device.id for device in self._devices))
+                sorted({device.device_kind for device in self._devices or jax.local_devices()[:1]}))
 
     @property
     def _devices(self) -> list[jax.Device]:

@@ -98,7 +98,9 @@ class Runner(Stage):
         """Fresh device state: an empty cache, an empty table, no sampling state."""
         super().reset()
         self.state: SamplingState | None = None
-        self.newest = self.partition.put_small(np.zeros(self.config.max_num_seqs, np.int32))
+        self.newest: Any = None
+        if self.here:
+            self.newest = self.partition.put_small(np.zeros(self.config.max_num_seqs, np.int32))
 
     def sleep(self, level: int) -> None:
         """Give back the memory of the cache and the sampling state, and of the weights: at level 1 they go to host

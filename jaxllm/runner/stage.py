@@ -10,7 +10,7 @@ import numpy as np
 from jaxllm.engine.plan import StepPlan
 from jaxllm.kv_cache import block_table
 from jaxllm.runner.batch import padded_lines
-from jaxllm.runner.host_pool import HostPool
+from jaxllm.runner.host_pool import HostPool, SharedHostPool
 from jaxllm.runner.keys import BLOCK_COPIES, SWAP_BLOCKS, TABLE_CHANGES
 from jaxllm.runner.programs import Programs
 
@@ -23,12 +23,18 @@ class Stage:
 
     def __init__(self, programs: Programs) -> None:
         self.programs, self.partition = programs, programs.partition
+        self.here = self.partition.here
         self.spec, self.config = programs.spec, programs.config
-        self._host_pool = HostPool(
-            self.partition.global_kv(self.spec), self.config.num_swap_blocks, self.config.block_size)
+        # Of one process's devices it is one array; jit gives each its part.
+        sizes = self.config.num_swap_blocks, self.config.block_size
+        self._host_pool = SharedHostPool(self.spec, *sizes) if self.partition.is_shared else HostPool(
+            self.partition.global_kv(self.spec), *sizes)
 
     def reset(self) -> None:
-        """Fresh device state: an empty cache, an empty table."""
+        """Fresh device state, where any of the devices is this process's: an empty cache, an empty table."""
+        if not self.here:
+            self.cache = []
+            return
         self.cache = self.programs.allocate_pool()
         self.table = block_table.empty(
             len(self.spec.groups), self.config.max_num_seqs, self.config.blocks_per_sequence, self.partition.put_small)
@@ -39,6 +45,8 @@ class Stage:
 
     def move_blocks(self, plan: StepPlan) -> None:
         """What a step does to the cache and its table before it computes anything."""
+        if not self.here:
+            return
         self._swap(plan)
         for pairs in _chunks(plan.block_copies, BLOCK_COPIES, 0):
             self.cache = self.programs.copy_blocks(self.cache, pairs)
@@ -50,7 +58,7 @@ class Stage:
         for first in range(0, len(plan.swap_out), SWAP_BLOCKS):
             device, host = plan.swap_out[first:first + SWAP_BLOCKS].T
             values = self.programs.read_blocks(self.cache, _padded(device))
-            self._host_pool.write(host, jax.device_get(values))
+            self._host_pool.write(host, values if self.partition.is_shared else jax.device_get(values))
         for first in range(0, len(plan.swap_in), SWAP_BLOCKS):
             host, device = plan.swap_in[first:first + SWAP_BLOCKS].T
             self.cache = self.programs.write_blocks(

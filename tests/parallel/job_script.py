@@ -30,11 +30,57 @@ def same_outputs(process):
     engine = make_engine(FOLDER, 4)
     agreed = distributed.exchange("number", 10 * process)
     say(seed=engine.config.seed, blocks=engine.config.num_blocks, agreed=agreed, outputs=outputs(engine, REQUESTS))
-    say(refused=[refusal(lambda: engine.sleep(1)), refusal(lambda: make_engine(FOLDER, 4, swap_space=1)),
-                 refusal(lambda: make_engine(FOLDER, 2, data_parallel_size=2)),
-                 refusal(lambda: make_engine(FOLDER, 2, pipeline_parallel_size=2))])
     own = make_engine(FOLDER)  # on one of the process's own devices, alone
     say(alone=outputs(own, REQUESTS[:1 + process]))
+
+
+def two_meshes(process):
+    meshes(slice(None, 2))
+
+
+def other_meshes(process):
+    meshes(slice(2, None))
+
+
+def meshes(which):
+    from parallel.job_meshes import MESHES, found
+
+    for mesh in list(MESHES)[which]:
+        say(mesh=mesh, **found(FOLDER, mesh))
+
+
+def dies_in_P2(process):
+    dies_between_steps("P2", process)
+
+
+def dies_in_D2(process):
+    dies_between_steps("D2", process)
+
+
+def dies_between_steps(mesh, process):
+    from parallel.job_meshes import MANY, MESHES, SIZES
+
+    from jaxllm import LLM
+
+    engine = LLM(FOLDER, **SIZES | MESHES[mesh]()).engine
+    for request in MANY:
+        engine.add_request(*request)
+    for step in range(1_000_000):
+        if step == 12 and process == FAILS:
+            say(about_to="die")
+            os.kill(os.getpid(), signal.SIGKILL)
+        engine.step()
+        if not engine.has_unfinished():
+            break
+
+
+def unequal_parts(process):
+    from parallel.job_meshes import SIZES
+
+    from jaxllm import LLM
+
+    mesh = jax.sharding.Mesh(jax.devices()[:3], ("pipe",))
+    say(refused=refusal(lambda: LLM(FOLDER, **SIZES, mesh=mesh)))
 
 
 def other_requests(process):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 from mixes import mixed_requests
 from parallel.engines import POOL, SIZES, all_at_once, engine_over, model_and_params
 from scripted_model import START, llm_on, script
@@ -14,6 +15,9 @@ from jaxllm import LLM, SamplingParams
 from jaxllm.beam_search import BeamSearchParams
 from jaxllm.errors import EngineError, ParameterError
 from jaxllm.models.model import build_model
+from jaxllm.program_cache import relocation
+from jaxllm.program_cache.entries import Entries
+from jaxllm.program_cache.executables import ExecutableCache
 
 
 @pytest.mark.parametrize("data", [2, pytest.param(4, marks=pytest.mark.sweep)])
@@ -152,3 +156,36 @@ def test_sizes_that_cannot_be_are_refused(tmp_path, size, allowed):
     with pytest.raises(ParameterError, match="data_parallel_size") as caught:
         llm_on(tmp_path / "model", script(9), data_parallel_size=size)
     assert allowed in str(caught.value)
+
+
+@pytest.fixture
+def _no_cache_of_jax():
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.reset_cache()
+    yield
+    jax.config.update("jax_compilation_cache_dir", before)
+    compilation_cache.reset_cache()
+
+
+@pytest.mark.usefixtures("_no_cache_of_jax")
+@pytest.mark.parametrize(("size", "moves"), [(1, True), (2, True), (2, False)])
+def test_a_program_is_compiled_once_for_all_devices_that_it_can_be_moved_to(size, moves, tmp_path, monkeypatch):
+    if not moves:
+        monkeypatch.setattr(relocation._Unpickler, "load", lambda self: 1 / 0)
+    entries = Entries(tmp_path / "programs", 1 << 30)
+    for start, (compiled, loaded) in {0: (1, 0), 4: (0, 1) if moves else (1, 0), 2: (0, 1) if moves else (1, 0),
+                                      5: (0, 1) if moves else (1, 0)}.items():
+        devices = jax.devices()[start:start + size]
+        mesh = jax.sharding.Mesh(np.array(devices), ("tensor",))
+        where = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+        sums = jax.shard_map(lambda x: jax.lax.psum(x @ x, "tensor"), mesh=mesh, in_specs=where.spec,
+                             out_specs=where.spec, check_vma=False)
+        like = jax.ShapeDtypeStruct((3, 3), np.float32, sharding=where)
+        for expected in ((compiled, loaded), (0, 1)):  # and again, as in another process
+            cache = ExecutableCache(entries)
+            found = cache.get("sums", lambda sums=sums, like=like: jax.jit(sums).lower(like), None, devices)
+            result = found(jax.device_put(2 * np.eye(3, dtype=np.float32), where))
+            assert (cache.num_compiled, cache.num_loaded) == expected
+            assert result.devices() == set(devices)
+            np.testing.assert_array_equal(result, 4 * size * np.eye(3))

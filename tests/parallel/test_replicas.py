@@ -7,7 +7,7 @@ from parallel.devices_process import run_cases
 
 
 def test_replicas_on_devices_of_their_own():
-    assert run_cases("replicas_cases.py") == 8
+    assert run_cases("replicas_cases.py") == 11
 
 
 @pytest.mark.sweep
