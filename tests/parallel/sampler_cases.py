@@ -94,8 +94,9 @@ def sampler(variant, *, processed=False, params=None):
     for kind in ("random", "ties", "odd"):
         logits = logits_of(len(params), ties=kind == "ties")
         if kind == "odd":
-            logits[0, 900], logits[1, 3], logits[2] = np.nan, np.inf, -np.inf
-            logits[3, :900] = -np.inf  # nothing on the first devices
+            # On one device alone, and with each way of looking for limits, whose loops must end on all alike.
+            logits[[0, 3, 6, 8], 900], logits[[1, 4, 7], 3], logits[2] = np.nan, np.inf, -np.inf
+            logits[5, :900] = -np.inf  # nothing on the first devices
         (state_found, mine), (state_whole, theirs) = split(logits), jax.device_get(whole(logits))
         found["tokens"].append(len(set(mine.token_ids.tolist())))
         found["counts"].append(np.array_equal(state_found.counts, state_whole.counts))

@@ -33,7 +33,7 @@ def _found():
 def test_tokens_ranks_and_lists_are_those_of_one_device_for_random_tied_and_odd_logits(case):
     found = _found()[case]
     assert all(all(equal) for equal in found["same"].values()), found["same"]
-    assert min(found.get("tokens", [30])) >= 30, "of 36 rows few differ: the case says little"
+    assert min(found.get("tokens", [25])) >= 25, "of 36 rows few differ: the case says little"
 
 
 @pytest.mark.parametrize("case", CASES)
