@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
@@ -12,6 +13,7 @@ import typer
 from typer.models import OptionInfo
 
 from jaxllm import quantities
+from jaxllm.checks import check_integer
 from jaxllm.environment import DEBUG
 from jaxllm.errors import ParameterError
 from jaxllm.sampling_params import SamplingParams
@@ -28,6 +30,18 @@ def parse_bytes(text: str) -> int:
         return quantities.parse_bytes("bytes", text, low=0)
     except ParameterError:
         raise typer.BadParameter(f"{text!r} is not a number of bytes such as 1048576, 512M or 2G") from None
+
+
+def parse_integer(value: str | int, low: int | None = None, high: int | None = None) -> int:
+    """An integer in digits, in ``[low, high]``; wrong usage if it is none, as 2.0 and 1_000 are."""
+    if isinstance(value, str) and re.fullmatch(r"[+-]?[0-9]+", value) is None:
+        raise typer.BadParameter(f"{value!r} is not an integer")
+    try:
+        return check_integer("value", int(value), low, high)
+    except ParameterError as error:
+        raise typer.BadParameter(f"{value} is not {error.allowed}") from None
+    except ValueError:  # of more digits than Python takes
+        raise typer.BadParameter(f"{len(str(value))} digits are more than an integer has") from None
 
 
 def format_bytes(count: int) -> str:
@@ -170,6 +184,16 @@ def _show_as_flag(annotation: Any) -> None:
             extra.metavar = ""
 
 
+def _parse_integers(annotation: Any) -> None:
+    """Let an option that is an integer, or several, take nothing else, whichever version of typer parses it."""
+    kind, *extras = get_args(annotation) or (annotation,)
+    kinds = {kind, *get_args(kind), *(each for part in get_args(kind) for each in get_args(part))}  # int, list[int]
+    for extra in extras:
+        if int in kinds and isinstance(extra, OptionInfo) and extra.parser is None:
+            extra.parser = functools.partial(parse_integer, low=extra.min, high=extra.max)  # type: ignore[arg-type]
+            extra.metavar = extra.metavar or "INTEGER"
+
+
 def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
     """The command with one parameter for each field of its parameters that are dataclasses, as typer wants them."""
     hints = get_type_hints(command, include_extras=True)
@@ -187,6 +211,7 @@ def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
         ]
     for parameter in parameters:
         _show_as_flag(parameter.annotation)
+        _parse_integers(parameter.annotation)
 
     def run(**values: Any) -> None:
         for name, group in groups.items():

@@ -12,8 +12,12 @@ import typer
 
 from jaxllm.cli import console
 from jaxllm.cli.options import Debug, in_panel
+from jaxllm.errors import ParameterError
 
 _mesh, _work, _engine = in_panel("Mesh"), in_panel("Work"), in_panel("Engine")
+_OPTIONS = {"gpus": "--search", "tensor_parallel_size": "--tensor", "pipeline_parallel_size": "--pipeline",
+            "data_parallel_size": "--data", "enable_expert_parallel": "--expert-parallel", "compile": "--compile"}
+"""What the parameters are called here whose names are others in Python."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,14 +82,17 @@ def plan(
     from jaxllm.planning import search_mesh
 
     chosen: dict[str, Any] = dataclasses.asdict(options)
-    if search is None:
-        found = make_plan(model, gpu, tensor_parallel_size=tensor, pipeline_parallel_size=pipeline,
-                          data_parallel_size=data, enable_expert_parallel=expert_parallel, compile=compile_step,
-                          **chosen)
-        fits, content, lines = found.fits, found.to_dict(), plan_lines(found)
-    else:
-        searched = search_mesh(model, gpu, search, **chosen)
-        fits, content, lines = searched.best.fits, searched.to_dict(), search_lines(searched)
+    try:
+        if search is None:
+            found = make_plan(model, gpu, tensor_parallel_size=tensor, pipeline_parallel_size=pipeline,
+                              data_parallel_size=data, enable_expert_parallel=expert_parallel, compile=compile_step,
+                              **chosen)
+            fits, content, lines = found.fits, found.to_dict(), plan_lines(found)
+        else:
+            searched = search_mesh(model, gpu, search, **chosen)
+            fits, content, lines = searched.best.fits, searched.to_dict(), search_lines(searched)
+    except ParameterError as error:
+        raise ParameterError(_OPTIONS.get(error.parameter, error.parameter), error.value, error.allowed) from None
     if as_json:
         print(json.dumps(content, ensure_ascii=False, indent=2))
     else:

@@ -30,12 +30,12 @@ def plan_lines(plan: Plan) -> Sections:
 
 
 def search_lines(search: MeshSearch) -> Sections:
-    """The meshes in a table, and the first one's plan."""
+    """The meshes in a table, and the plan of the first one: the recommended, or the nearest where none fits."""
     rows = [(each.mesh.name, _row(each)) for each in search.plans]
     best = search.best
     return [(f"{best.model.name} on {best.mesh.gpus} x {best.gpu.kind}, {best.batch:,} sequences of "
              f"{best.context:,} tokens", rows),
-            ("Recommended", [("", search.reason)]), *plan_lines(best)[1:]]
+            ("Recommended" if best.fits else "Nothing fits", [("", search.reason)]), *plan_lines(best)[1:]]
 
 
 def _row(plan: Plan) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import jax
 
 from jaxllm.errors import ParameterError
+from jaxllm.kv_cache import kv_spec
 from jaxllm.kv_cache.spec import KVSpec
 from jaxllm.models.model import Model
 from jaxllm.parallel.mesh import tensor_mesh
@@ -100,8 +101,11 @@ def stage_model(model: Model, layers: range, *, first: bool, last: bool) -> Mode
 
 
 def balanced_layers(model: Model, num_stages: int) -> list[range]:
-    """Cut the layers into runs, at least one layer each, so that the largest stage has the fewest bytes of weights, the
-    embedding counted with the first and the head with the last; of such cuts, the one with the most equal stages.
+    """Cut the layers into runs, at least one layer each, so that the largest stage has the fewest bytes of weights and
+    cache; of such cuts, the one with the most equal stages.
+
+    The embedding is counted with the first stage and the head with the last. How many tokens will be in the cache is
+    not known: it is counted as if it were as large as the model's weights, in the shares that the stages have of it.
 
     Raises ``ParameterError`` for more stages than layers.
     """
@@ -109,9 +113,15 @@ def balanced_layers(model: Model, num_stages: int) -> list[range]:
     if num_stages > count:
         raise ParameterError("pipeline_parallel_size", num_stages, f"at most {count}, the model's layers")
     first, last, upto = _bytes_upto(model)
+    cache, weights = kv_spec(model.config, model.dtype), model.weight_bytes
+    most = cache.arrays_per_group
+    # The stages' pools have as many blocks each, over the arrays of the group of which they have the most layers.
+    members = [[0, *itertools.accumulate(layer in group.layers for layer in range(count))] for group in cache.groups]
 
     def size(stage: int, start: int, stop: int) -> int:
-        return upto[stop] - upto[start] + (first if stage == 0 else 0) + (last if stage == num_stages - 1 else 0)
+        arrays = max(layers[stop] - layers[start] for layers in members)
+        return (upto[stop] - upto[start] + (first if stage == 0 else 0) + (last if stage == num_stages - 1 else 0)
+                + weights * arrays // most)
 
     def best(cost: Callable[[int, int], int], limit: int | None) -> tuple[int, list[int]]:
         """The cheapest cut, and where its stages end. cost: of stages so far and one of so many bytes more, together.

@@ -101,7 +101,7 @@ def search_mesh(
 
     Best is the mesh that decodes ``batch`` sequences of ``context`` tokens fastest, those counted that fit at once; of
     meshes within a twentieth of it, the one that needs the fewest GPUs for each layer, and the fewest stages. Those
-    that do not fit come last.
+    that do not fit come last, the nearest first; where none does, its ``smallest`` is the mesh that would.
 
     Raises as ``plan`` does.
     """
@@ -111,7 +111,11 @@ def search_mesh(
         PlanSizes(batch, context, max_num_batched_tokens, max_num_seqs, block_size, gpu_memory_utilization))
     check_integer("gpus", gpus, 1, MOST_GPUS)
     check_integer("gpus_per_node", gpus_per_node, 1, MOST_GPUS)
-    return _search(planner, gpus, gpus_per_node)
+    found = _search(planner, gpus, gpus_per_node)
+    if found.best.fits:
+        return found
+    nearest = planner.with_smallest(found.best, _smallest(planner, gpus_per_node))
+    return MeshSearch((nearest, *found.plans[1:]), _reason((nearest, *found.plans[1:]), 0))
 
 
 def _search(planner: Planner, gpus: int, gpus_per_node: int) -> MeshSearch:
@@ -139,7 +143,7 @@ def _plans(planner: Planner, gpus: int, gpus_per_node: int) -> Iterator[Plan]:
 def _reason(plans: tuple[Plan, ...], fitting: int) -> str:
     best = plans[0]
     if not fitting:
-        return f"none of {len(plans)} meshes of {best.mesh.gpus} fits: {best.problem}"
+        return f"none of {len(plans)} meshes of {best.mesh.gpus} fits; the nearest {best.problem}"
     decode = best.decode
     text = (f"{best.mesh.name} decodes {best.running:,} sequences of {best.context:,} tokens at "
             f"{decode.tokens_per_second:,.0f} tokens/s at most, bound by {decode.limit}")

@@ -127,14 +127,15 @@ class Plan:
 
 @dataclasses.dataclass(frozen=True)
 class MeshSearch:
-    """Meshes of one number of GPUs, the best first. best: ``plans[0]``. reason: why it is recommended."""
+    """Meshes of one number of GPUs, the best first. best: ``plans[0]``. reason: why it is recommended, or by how much
+    it, the nearest, does not fit, where none does."""
 
     plans: tuple[Plan, ...]
     reason: str
 
     @property
     def best(self) -> Plan:
-        """The one that is recommended."""
+        """The one that is recommended if it fits; else the one that is nearest to it."""
         return self.plans[0]
 
     def to_dict(self) -> dict[str, Any]:

@@ -9,11 +9,12 @@ from jaxllm.kv_cache.spec import KVSpec
 from jaxllm.models.model import Model
 from jaxllm.planning.mesh import MeshSizes
 from jaxllm.planning.shards import config_of_one
+from jaxllm.runner.keys import VOCAB_LOGPROB_ROWS
 from jaxllm.sampling import init_state
 
 _SAMPLER_ARRAYS = 7
-"""As large as the logits, that the sampler with all filters has at once as XLA compiles it for an H200; where logits
-are gathered from several GPUs, one more."""
+"""As large as a GPU's part of the logits, that the sampler with all filters has at once as XLA compiles it for an
+H200."""
 
 
 def temporary_bytes(model: Model, mesh: MeshSizes, tokens: int, rows: int) -> int:
@@ -21,8 +22,10 @@ def temporary_bytes(model: Model, mesh: MeshSizes, tokens: int, rows: int) -> in
 
     tokens: of the step, rows: of them that are sampled. An estimate, which tests compare with the compiler's.
     """
-    arrays = _SAMPLER_ARRAYS + (mesh.tensor > 1)
-    return max(_layer_bytes(model, mesh, tokens), arrays * rows * model.config.vocab_size * 4)
+    vocab_size = model.config.vocab_size
+    # Where log-probabilities of the whole vocabulary are wanted, a few rows' logits are whole.
+    numbers = max(rows * -(-vocab_size // mesh.tensor), VOCAB_LOGPROB_ROWS * vocab_size)
+    return max(_layer_bytes(model, mesh, tokens), _SAMPLER_ARRAYS * numbers * 4)
 
 
 def _layer_bytes(model: Model, mesh: MeshSizes, tokens: int) -> int:

@@ -37,6 +37,7 @@ from jaxllm.sampling import (
     sample_over_devices,
     set_slot,
     token_logprobs,
+    token_logprobs_over_devices,
     vocab_logprobs,
 )
 from jaxllm.weights.rows import unstacked
@@ -122,10 +123,9 @@ class StepFunctions:
                ) -> tuple[SamplingState | None, Int[Array, " R"], SampleOutput]:
         """A token for each row, which becomes its slot's newest."""
         hidden, shard = hidden[:rows.num_rows], self.model.config.shard
-        if shard is not None and variant <= Variant.SAMPLED:
-            draws = None if variant == Variant.GREEDY else rows.draws
-            output = SampleOutput(sample_over_devices(self._own_logits(head, hidden), draws, shard))
-        else:
+        if shard is not None and not (self._processors and variant > Variant.SAMPLED):
+            state, output = sample_over_devices(self._own_logits(head, hidden), rows, state, variant, mask, shard)
+        else:  # also where functions of the user take whole rows
             state, output = sample(self._logits(head, hidden), rows, state, variant, mask, processors=self._processors)
         return state, newest.at[rows.slot].set(output.token_ids, mode="drop"), output
 
@@ -147,8 +147,11 @@ class StepFunctions:
     def prompt_logprobs(self, head: Params, hidden: Float[Array, "T D"], first: Int[Array, ""],
                         targets: Int[Array, " C"]) -> TokenLogprobs:
         """Log-probabilities of the targets under the hidden rows from ``first`` on."""
-        rows = jax.lax.dynamic_slice_in_dim(hidden, first, targets.shape[0])
-        return token_logprobs(self._logits(head, rows), targets, MAX_LOGPROBS)
+        rows, shard = jax.lax.dynamic_slice_in_dim(hidden, first, targets.shape[0]), self.model.config.shard
+        if shard is None:
+            return token_logprobs(self._logits(head, rows), targets, MAX_LOGPROBS)
+        k = min(MAX_LOGPROBS, self.vocab_size)
+        return token_logprobs_over_devices(self._own_logits(head, rows), targets, k, shard)
 
     @jax.named_scope("head")
     def _logits(self, head: Params, rows: Float[Array, "B D"]) -> Float[Array, "B V"]:

@@ -20,7 +20,7 @@ from jaxllm.sampling.variant import (
 if TYPE_CHECKING:
     from jaxllm.sampling.logprobs import TokenLogprobs, mask_padded_vocab, token_logprobs
     from jaxllm.sampling.masks import ALL_ALLOWED, mask_words
-    from jaxllm.sampling.over_devices import sample_over_devices
+    from jaxllm.sampling.over_devices import sample_over_devices, token_logprobs_over_devices
     from jaxllm.sampling.processors import LogitsProcessor, LogitsState, check_processors
     from jaxllm.sampling.rows import RowTable, SamplingRows
     from jaxllm.sampling.sampler import NO_TOKEN, SampleOutput, VocabLogprobs, sample, vocab_logprobs
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _LAZY = {  # these import JAX
     "logprobs": ("TokenLogprobs", "mask_padded_vocab", "token_logprobs"),
     "masks": ("ALL_ALLOWED", "mask_words"),
-    "over_devices": ("sample_over_devices",),
+    "over_devices": ("sample_over_devices", "token_logprobs_over_devices"),
     "processors": ("LogitsProcessor", "LogitsState", "check_processors"),
     "rows": ("RowTable", "SamplingRows"),
     "sampler": ("NO_TOKEN", "SampleOutput", "VocabLogprobs", "sample", "vocab_logprobs"),
@@ -67,6 +67,7 @@ __all__ = [
     "slot_row",
     "to_logprobs",
     "token_logprobs",
+    "token_logprobs_over_devices",
     "validate_token_ids",
     "variant_of",
     "vocab_logprobs",

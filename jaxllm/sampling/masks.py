@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Float, UInt32
+
+from pallas_kernels.sampling.columns import WHOLE, Columns
 
 ALL_ALLOWED = 0xFFFFFFFF
 """A word whose 32 ids may all be chosen."""
@@ -15,8 +16,10 @@ def mask_words(vocab_size: int) -> int:
     return -(-vocab_size // 32)
 
 
-def apply_mask(logits: Float[Array, "B V"], mask: UInt32[Array, "B W"]) -> Float[Array, "B V"]:
+def apply_mask(logits: Float[Array, "B V"], mask: UInt32[Array, "B W"], columns: Columns = WHOLE
+               ) -> Float[Array, "B V"]:
     """Logits with -inf where the mask's bit is 0: bit i of word j is token 32 j + i."""
-    ids = lax.broadcasted_iota(jnp.uint32, logits.shape, 1)
-    words = jnp.repeat(mask, 32, axis=1, total_repeat_length=32 * mask.shape[1])[:, :logits.shape[1]]
+    ids = columns.ids(logits).astype(jnp.uint32)
+    words = jnp.repeat(mask, 32, axis=1, total_repeat_length=32 * mask.shape[1])[:, :columns.size(logits)]
+    words = columns.own(words, logits)
     return jnp.where((words >> (ids & 31)) & 1 != 0, logits, -jnp.inf)

@@ -5,22 +5,51 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, UInt32
 
 from jaxllm.models.shard import Shard
-from jaxllm.sampling.sampler import NO_TOKEN
-from pallas_kernels.sampling import DrawParameters
+from jaxllm.sampling.rows import SamplingRows
+from jaxllm.sampling.sampler import NO_TOKEN, SampleOutput, sample
+from jaxllm.sampling.state import SamplingState
+from jaxllm.sampling.variant import Variant
+from pallas_kernels.sampling import DrawParameters, TokenLogprobs
+from pallas_kernels.sampling.columns import SplitColumns
+from pallas_kernels.sampling.logprobs import token_logprobs_xla
 from pallas_kernels.sampling.noise import gumbel_rows
 from pallas_kernels.sampling.reductions import argmax, holds_nan_or_inf
 
 
-def sample_over_devices(logits: Float[Array, "B V/n"], draws: DrawParameters | None, shard: Shard
-                        ) -> Int[Array, " B"]:
-    """What ``sample`` chooses in its variants without filters, given each device's part of the logits, float32.
+def sample_over_devices(
+    logits: Float[Array, "B V/n"],
+    rows: SamplingRows,
+    state: SamplingState | None,
+    variant: Variant,
+    mask: UInt32[Array, "B W"] | None,
+    shard: Shard,
+) -> tuple[SamplingState | None, SampleOutput]:
+    """What ``sample`` gives without logits processors, given each device's part of the logits, float32; state, mask
+    and results are whole, and the same on all devices.
 
-    Each device finds the best of its tokens, with the noise that each has in the whole vocabulary; then they exchange
-    these, a value and an id for each row. Devices' parts are in the order of ids, and ties go to the lowest id. draws:
-    ``None`` if every row is greedy.
+    Tokens are those that one device chooses of the same logits: maxima, counts and the best of each device are
+    exchanged, a number or a short list for each row, and each token has the noise that it has in the whole vocabulary.
+    Sums of probabilities (top-p, log-probabilities) are of the devices' own sums, and differ in the last bits.
+    """
+    if variant > Variant.SAMPLED:
+        return sample(logits, rows, state, variant, mask, columns=SplitColumns(shard.axis))
+    draws = None if variant == Variant.GREEDY else rows.draws
+    return state, SampleOutput(_plainly(logits, draws, shard))
+
+
+def token_logprobs_over_devices(logits: Float[Array, "C V/n"], targets: Int[Array, " C"], k: int, shard: Shard
+                                ) -> TokenLogprobs:
+    """What ``token_logprobs`` gives. k: at most the size of the vocabulary."""
+    return token_logprobs_xla(logits, targets, k, SplitColumns(shard.axis))
+
+
+def _plainly(logits: Float[Array, "B V/n"], draws: DrawParameters | None, shard: Shard) -> Int[Array, " B"]:
+    """In one exchange: each device finds the best of its tokens, and a value and an id of each row are gathered.
+
+    Devices' parts are in the order of ids, and ties go to the lowest id. draws: ``None`` if every row is greedy.
     """
     with jax.named_scope("sample"):
         first = shard.index() * logits.shape[1]

@@ -24,9 +24,10 @@ from jaxllm.sampling.processors import LogitsProcessor, apply_processors
 from jaxllm.sampling.rows import SamplingRows
 from jaxllm.sampling.state import SamplingState, count_tokens
 from jaxllm.sampling.variant import MAX_LOGPROBS, Variant
-from pallas_kernels.sampling import SampledRows, log_normalizer, sample_rows
-from pallas_kernels.sampling.logprobs import logprobs_at, logprobs_of, report
-from pallas_kernels.sampling.tiles import map_row_tiles
+from pallas_kernels.sampling import LogNormalizer, SampledRows, log_normalizer, sample_rows
+from pallas_kernels.sampling.columns import WHOLE, Columns
+from pallas_kernels.sampling.logprobs import logprobs_at, logprobs_of, normalize, report
+from pallas_kernels.sampling.xla import sample_rows_xla
 
 NO_TOKEN = -1
 """The token id of a row that has none: its logits hold NaN or +inf, or its masks leave nothing to choose."""
@@ -71,12 +72,15 @@ def sample(
     *,
     processors: Sequence[LogitsProcessor] = (),
     max_logprobs: int = MAX_LOGPROBS,
+    columns: Columns = WHOLE,
 ) -> tuple[SamplingState | None, SampleOutput]:
     """Choose one token per row; the state comes back with the tokens counted, in the FULL and MASKED variants.
 
     logits: float32; -inf for ids that must never be chosen, such as a padded vocabulary's.
     mask: in the MASKED variant, which tokens may be chosen: bit i of word j is token 32 j + i.
-    variant, processors, max_logprobs: static.
+    columns: what of the vocabulary the logits have, ``[B, V/n]`` where it is cut over devices; state and mask are
+        whole. Only in the FULL and MASKED variants, and without processors (``sample_over_devices`` has the others).
+    variant, processors, max_logprobs, columns: static.
     A row's results depend on its own logits, parameters, mask and state alone, bit for bit.
     """
     if variant == Variant.GREEDY:
@@ -87,16 +91,16 @@ def sample(
         raise ValueError(f"state=None is not allowed: the {variant.name} variant needs a SamplingState")
     if (mask is not None) != (variant == Variant.MASKED):
         raise ValueError("mask is not allowed but in the MASKED variant, which needs it")
-    choose = functools.partial(_choose, k=min(max_logprobs, logits.shape[1]))
+    choose = functools.partial(_choose, k=min(max_logprobs, state.counts.shape[1]), columns=columns)
 
     def unchanged() -> SampleOutput:
         return choose(logits, None, rows)
 
     def changed() -> SampleOutput:
         def tile(logits: Array, rows: SamplingRows, mask: Array | None) -> SampleOutput:
-            return choose(_adjust(logits, rows, mask, state, processors), logits, rows)
+            return choose(_adjust(logits, rows, mask, state, processors, columns), logits, rows)
 
-        return map_row_tiles(tile, logits, rows, mask)
+        return columns.map_rows(tile, logits, rows, mask)
 
     output = changed() if mask is not None else lax.cond(jnp.any(rows.uses_state), changed, unchanged)
     return count_tokens(state, rows.slot, rows.position, output.token_ids), output
@@ -120,27 +124,33 @@ def vocab_logprobs(
     return VocabLogprobs(raw, *lax.cond(jnp.any(wanted), processed, lambda: nothing))
 
 
-def _choose(logits: Float[Array, "B V"], raw: Float[Array, "B V"] | None, rows: SamplingRows, *, k: int
-            ) -> SampleOutput:
+def _choose(logits: Float[Array, "B V"], raw: Float[Array, "B V"] | None, rows: SamplingRows, *, k: int,
+            columns: Columns) -> SampleOutput:
     """Tokens drawn from ``logits``, and what is reported of them. raw: the logits before they were adjusted."""
     processed = rows.wants_logprobs & rows.wants_processed
-    sampled = sample_rows(logits, rows.draws, raw=raw, wants_logprobs=rows.wants_logprobs, wants_limit=processed, k=k)
+    if columns is WHOLE:
+        sampled = sample_rows(
+            logits, rows.draws, raw=raw, wants_logprobs=rows.wants_logprobs, wants_limit=processed, k=k)
+    else:
+        sampled = sample_rows_xla(logits, rows.draws, True, raw, rows.wants_logprobs, processed, k, columns)
     reported = sampled.logprobs
     mode = lax.cond(
         jnp.any(processed),
-        lambda: map_row_tiles(functools.partial(_processed, k=k), logits, raw, rows, sampled, processed),
+        lambda: columns.map_rows(
+            functools.partial(_processed, k=k, columns=columns), logits, raw, rows, sampled, processed),
         lambda: (*reported, reported.logprob, reported.top_logprobs, jnp.zeros_like(reported.logprob)))
     return SampleOutput(sampled.token_ids, *mode)
 
 
 def _processed(logits: Float[Array, "B V"], raw: Float[Array, "B V"] | None, rows: SamplingRows, sampled: SampledRows,
-               wanted: Bool[Array, " B"], *, k: int) -> tuple[Array, ...]:
+               wanted: Bool[Array, " B"], *, k: int, columns: Columns) -> tuple[Array, ...]:
     """What ``SampleOutput`` holds besides the tokens, in a batch of which some want the processed distribution."""
-    values, normalizer, kept_mass = kept_distribution(logits, rows, sampled.limit_value, sampled.limit_token)
-    of_tokens = report(values, normalizer, sampled.token_ids, k)
+    values, normalizer, kept_mass = kept_distribution(
+        logits, rows, sampled.limit_value, sampled.limit_token, columns)
+    of_tokens = report(values, normalizer, sampled.token_ids, k, columns)
     ids = jnp.concatenate([jnp.maximum(sampled.token_ids, 0)[:, None], of_tokens.top_ids], axis=1)
     raw_values = logits if raw is None else raw
-    raw_logprobs = logprobs_at(ids, raw_values, log_normalizer(raw_values))
+    raw_logprobs = logprobs_at(ids, raw_values, _normalizer(raw_values, columns), columns)
     old = sampled.logprobs
     new = (*of_tokens, raw_logprobs[:, 0], raw_logprobs[:, 1:], kept_mass)
     return jax.tree.map(functools.partial(_where, wanted), new,
@@ -149,15 +159,19 @@ def _processed(logits: Float[Array, "B V"], raw: Float[Array, "B V"] | None, row
 
 def _adjust(
     logits: Float[Array, "B V"], rows: SamplingRows, mask: UInt32[Array, "B W"] | None, state: SamplingState,
-    processors: Sequence[LogitsProcessor],
+    processors: Sequence[LogitsProcessor], columns: Columns = WHOLE,
 ) -> Float[Array, "B V"]:
     """Logits after processors, biases, penalties and masks."""
 
     def changed() -> Array:
-        return apply_state(apply_processors(logits, rows, state, processors), rows, state)
+        return apply_state(apply_processors(logits, rows, state, processors), rows, state, columns)
 
     adjusted = lax.cond(jnp.any(rows.uses_state), changed, lambda: logits)
-    return adjusted if mask is None else apply_mask(adjusted, mask)
+    return adjusted if mask is None else apply_mask(adjusted, mask, columns)
+
+
+def _normalizer(logits: Float[Array, "B V"], columns: Columns) -> LogNormalizer:
+    return log_normalizer(logits) if columns is WHOLE else normalize(logits, columns)
 
 
 def _where(condition: Bool[Array, " B"], values: Array, others: Array | float = 0) -> Array:

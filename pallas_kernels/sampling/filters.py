@@ -16,60 +16,59 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from pallas_kernels.reductions import isolated_exp, row_sum
+from pallas_kernels.reductions import isolated_exp
 from pallas_kernels.sampling.api import DrawParameters
-from pallas_kernels.sampling.reductions import argmax, count, top_k
+from pallas_kernels.sampling.columns import WHOLE, Columns
 
 SHORT_LIST = 64
 """Up to this k, top-k reads its threshold off the sorted best; beyond, it bisects."""
 
 
-def _ids(x: Float[Array, "B V"]) -> Int[Array, "B V"]:
-    return lax.broadcasted_iota(jnp.int32, x.shape, 1)
-
-
-def preceding(x: Float[Array, "B V"], value: Float[Array, " B"], token: Int[Array, " B"]) -> Bool[Array, "B V"]:
+def preceding(x: Float[Array, "B V"], value: Float[Array, " B"], token: Int[Array, " B"], columns: Columns = WHOLE
+              ) -> Bool[Array, "B V"]:
     """Which tokens precede ``token``, whose logit is ``value``, in the order of preference."""
     value, token = value[:, None], token[:, None]
-    return (x > value) | ((x == value) & (_ids(x) < token))
+    return (x > value) | ((x == value) & (columns.ids(x) < token))
 
 
-def scale(logits: Float[Array, "B V"], draws: DrawParameters) -> Float[Array, "B V"]:
+def scale(logits: Float[Array, "B V"], draws: DrawParameters, columns: Columns = WHOLE) -> Float[Array, "B V"]:
     """``(logits - max) / temperature``: with the largest at 0, no temperature overflows."""
-    scaled = (logits - jnp.max(logits, axis=-1, keepdims=True)) / draws.temperature[:, None]
+    scaled = (logits - columns.max(logits)[:, None]) / draws.temperature[:, None]
     return lax.optimization_barrier(scaled)  # or it may be contracted with what is added to it, in some programs
 
 
 def draw_filtered(
-    logits: Float[Array, "B V"], scores: Float[Array, "B V"], draws: DrawParameters
+    logits: Float[Array, "B V"], scores: Float[Array, "B V"], draws: DrawParameters, columns: Columns = WHOLE
 ) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
     """The best-scored token, and its score, among those that each row's filters keep."""
-    scaled = scale(logits, draws)
+    scaled = scale(logits, draws, columns)
     with jax.named_scope("top_k_min_p"):
-        kept = _kept_by_top_k_min_p(logits, scaled, draws)
+        kept = _kept_by_top_k_min_p(logits, scaled, draws, columns)
         scores = lax.optimization_barrier(jnp.where(kept, scores, -jnp.inf))
     return lax.cond(
         jnp.any(draws.top_p < 1),
-        lambda: draw_top_p(logits, scaled, scores, draws.top_p),
-        lambda: argmax(scores),
+        lambda: draw_top_p(logits, scaled, scores, draws.top_p, columns),
+        lambda: columns.argmax(scores),
     )
 
 
-def last_of_top_k(logits: Float[Array, "B V"], k: Int[Array, " B"]) -> tuple[Float[Array, " B"], Int[Array, " B"]]:
+def last_of_top_k(logits: Float[Array, "B V"], k: Int[Array, " B"], columns: Columns = WHOLE
+                  ) -> tuple[Float[Array, " B"], Int[Array, " B"]]:
     """The (logit, id) up to which top-k keeps tokens; (-inf, V), which is past all of them, where k is 0."""
     short = (k > 0) & (k <= SHORT_LIST)
-    past_all = (jnp.full(k.shape, -jnp.inf), jnp.full(k.shape, logits.shape[1], jnp.int32))
-    by_list = lax.cond(jnp.any(short), lambda: _last_by_list(logits, k), lambda: past_all)
+    past_all = (jnp.full(k.shape, -jnp.inf), jnp.full(k.shape, columns.size(logits), jnp.int32))
+    by_list = lax.cond(jnp.any(short), lambda: _last_by_list(logits, k, columns), lambda: past_all)
     by_bisection = lax.cond(
         jnp.any(k > SHORT_LIST),
-        lambda: _last_reaching(logits, count, k, (k <= 0) | short, stop_when_equal=True),
+        lambda: _last_reaching(logits, columns.count, k, (k <= 0) | short, columns, stop_when_equal=True),
         lambda: past_all,
     )
     return jnp.where(short, by_list[0], by_bisection[0]), jnp.where(short, by_list[1], by_bisection[1])
 
 
-def _last_by_list(logits: Float[Array, "B V"], k: Int[Array, " B"]) -> tuple[Float[Array, " B"], Int[Array, " B"]]:
-    values, ids = top_k(logits, min(SHORT_LIST, logits.shape[1]))
+def _last_by_list(logits: Float[Array, "B V"], k: Int[Array, " B"], columns: Columns
+                  ) -> tuple[Float[Array, " B"], Int[Array, " B"]]:
+    values, ids = columns.top_k(logits, min(SHORT_LIST, columns.size(logits)))
     index = jnp.clip(k - 1, 0, values.shape[1] - 1)[:, None]
     return jnp.take_along_axis(values, index, 1)[:, 0], jnp.take_along_axis(ids, index, 1)[:, 0]
 
@@ -89,6 +88,7 @@ def _last_reaching(
     measure: Callable[[Bool[Array, "B V"]], Array],
     goal: Array,
     off: Bool[Array, " B"],
+    columns: Columns,
     *,
     stop_when_equal: bool,
 ) -> tuple[Float[Array, " B"], Int[Array, " B"]]:
@@ -99,9 +99,9 @@ def _last_reaching(
     stop_when_equal: a threshold that splits off a set of just the goal's measure may stand, with an id past the last,
     for the token: right where every token adds to the measure.
     """
-    vocab_size = logits.shape[1]
+    vocab_size = columns.size(logits)
     low = jnp.full(goal.shape, _image(jnp.float32(-jnp.inf)))
-    high = _image(jnp.max(logits, axis=-1)) + 1
+    high = _image(columns.max(logits)) + 1
 
     def unsettled(carry: tuple[Array, Array, Array]) -> Array:
         low, high, exact = carry
@@ -133,7 +133,7 @@ def _last_reaching(
     def halve_ties(carry: tuple[Array, Array]) -> tuple[Array, Array]:
         first, last = carry
         middle = (first + last) // 2
-        enough = measure(larger | (tied & (_ids(logits) <= middle[:, None]))) >= goal
+        enough = measure(larger | (tied & (columns.ids(logits) <= middle[:, None]))) >= goal
         return jnp.where(enough, first, jnp.minimum(middle + 1, last)), jnp.where(enough, middle, last)
 
     first = jnp.where(settled, vocab_size, 0)
@@ -143,43 +143,45 @@ def _last_reaching(
 
 
 def last_kept(
-    logits: Float[Array, "B V"], draws: DrawParameters
+    logits: Float[Array, "B V"], draws: DrawParameters, columns: Columns = WHOLE
 ) -> tuple[Float[Array, " B"], Int[Array, " B"]]:
     """The (logit, id) of the last token of the very set that ``draw_filtered`` draws from."""
-    kept = kept_tokens(logits, draws) & (logits > -jnp.inf)
-    value = jnp.min(jnp.where(kept, logits, jnp.inf), axis=-1)
+    kept = kept_tokens(logits, draws, columns) & (logits > -jnp.inf)
+    value = -columns.max(jnp.where(kept, -logits, -jnp.inf))
     tied = kept & (logits == value[:, None])
-    return value, jnp.max(jnp.where(tied, _ids(logits), -1), axis=-1)
+    return value, columns.max(jnp.where(tied, columns.ids(logits), -1))
 
 
-def kept_tokens(logits: Float[Array, "B V"], draws: DrawParameters) -> Bool[Array, "B V"]:
+def kept_tokens(logits: Float[Array, "B V"], draws: DrawParameters, columns: Columns = WHOLE) -> Bool[Array, "B V"]:
     """Which tokens each row's filters keep."""
-    scaled = scale(logits, draws)
+    scaled = scale(logits, draws, columns)
     with jax.named_scope("kept_tokens"):
-        kept = _kept_by_top_k_min_p(logits, scaled, draws)
-        weights, target = _top_p_weights(jnp.where(kept, scaled, -jnp.inf), draws.top_p)
+        kept = _kept_by_top_k_min_p(logits, scaled, draws, columns)
+        weights, target = _top_p_weights(jnp.where(kept, scaled, -jnp.inf), draws.top_p, columns)
 
         def within_top_p() -> Array:
             off = draws.top_p >= 1
             value, token = _last_reaching(
-                logits, lambda mask: row_sum(jnp.where(mask, weights, 0)), target, off, stop_when_equal=False)
-            return kept & (preceding(logits, value, token + 1) | off[:, None])
+                logits, lambda mask: columns.sum(jnp.where(mask, weights, 0)), target, off, columns,
+                stop_when_equal=False)
+            return kept & (preceding(logits, value, token + 1, columns) | off[:, None])
 
         return lax.cond(jnp.any(draws.top_p < 1), within_top_p, lambda: kept)
 
 
 def _kept_by_top_k_min_p(
-    logits: Float[Array, "B V"], scaled: Float[Array, "B V"], draws: DrawParameters
+    logits: Float[Array, "B V"], scaled: Float[Array, "B V"], draws: DrawParameters, columns: Columns
 ) -> Bool[Array, "B V"]:
-    value, token = last_of_top_k(logits, draws.top_k)
-    return preceding(logits, value, token + 1) & (scaled >= draws.log_min_p[:, None])
+    value, token = last_of_top_k(logits, draws.top_k, columns)
+    return preceding(logits, value, token + 1, columns) & (scaled >= draws.log_min_p[:, None])
 
 
-def _top_p_weights(scaled: Float[Array, "B V"], top_p: Float[Array, " B"]) -> tuple[Float[Array, "B V"], Array]:
+def _top_p_weights(scaled: Float[Array, "B V"], top_p: Float[Array, " B"], columns: Columns
+                   ) -> tuple[Float[Array, "B V"], Array]:
     """The candidates' unnormalized probabilities, and the mass that the set has to reach."""
     weights = isolated_exp(scaled)
     # p = 1 must keep all, whatever the rounding of the sums.
-    return weights, jnp.where(top_p < 1, top_p * row_sum(weights), jnp.inf)
+    return weights, jnp.where(top_p < 1, top_p * columns.sum(weights), jnp.inf)
 
 
 def draw_top_p(
@@ -187,6 +189,7 @@ def draw_top_p(
     scaled: Float[Array, "B V"],
     scores: Float[Array, "B V"],
     top_p: Float[Array, " B"],
+    columns: Columns,
 ) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
     """The best-scored token within each row's top-p set, and its score.
 
@@ -194,17 +197,17 @@ def draw_top_p(
     A token is in the set while the probability of those strictly before it is below ``top_p`` of the total.
     """
     with jax.named_scope("top_p"):
-        weights, target = _top_p_weights(jnp.where(scores > -jnp.inf, scaled, -jnp.inf), top_p)
+        weights, target = _top_p_weights(jnp.where(scores > -jnp.inf, scaled, -jnp.inf), top_p, columns)
 
         def undecided(carry: tuple[Array, Array, Array, Array, Array]) -> Array:
             return jnp.any(~carry[0])
 
         def draw(carry: tuple[Array, Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array, Array]:
             done, token, score, limit_value, limit_token = carry
-            candidates = jnp.where(preceding(logits, limit_value, limit_token), scores, -jnp.inf)
-            drawn, best = argmax(candidates)
-            value = jnp.take_along_axis(logits, drawn[:, None], axis=1)[:, 0]
-            mass = row_sum(jnp.where(preceding(logits, value, drawn), weights, 0))
+            candidates = jnp.where(preceding(logits, limit_value, limit_token, columns), scores, -jnp.inf)
+            drawn, best = columns.argmax(candidates)
+            value = columns.take(logits, drawn[:, None])[:, 0]
+            mass = columns.sum(jnp.where(preceding(logits, value, drawn, columns), weights, 0))
             outside = (mass >= target) & jnp.isfinite(best)  # rows of NaN or of -inf only must end the loop too
             return (
                 done | ~outside,
@@ -220,7 +223,7 @@ def draw_top_p(
             jnp.zeros(rows, jnp.int32),
             jnp.full(rows, -jnp.inf),
             jnp.full(rows, -jnp.inf),
-            jnp.full(rows, logits.shape[1], jnp.int32),
+            jnp.full(rows, columns.size(logits), jnp.int32),
         )
         _, token, score, _, _ = lax.while_loop(undecided, draw, start)
         return token, score

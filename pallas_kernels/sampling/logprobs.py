@@ -7,16 +7,16 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.reductions import isolated_exp, row_sum
+from pallas_kernels.reductions import isolated_exp
 from pallas_kernels.sampling.api import LogNormalizer, TokenLogprobs
-from pallas_kernels.sampling.reductions import count, top_k
+from pallas_kernels.sampling.columns import WHOLE, Columns
 from pallas_kernels.sampling.tiles import map_row_tiles
 
 
-def normalize(logits: Float[Array, "B V"]) -> LogNormalizer:
+def normalize(logits: Float[Array, "B V"], columns: Columns = WHOLE) -> LogNormalizer:
     """The log-softmax's parts in float32."""
-    best = jnp.max(logits, axis=-1)
-    return LogNormalizer(best, log(row_sum(isolated_exp(logits - best[:, None]))))
+    best = columns.max(logits)
+    return LogNormalizer(best, log(columns.sum(isolated_exp(logits - best[:, None]))))
 
 
 def log(total: Float[Array, " B"]) -> Float[Array, " B"]:
@@ -29,29 +29,33 @@ def logprobs_of(values: Float[Array, "B K"], normalizer: LogNormalizer) -> Float
     return (values - normalizer.best[:, None]) - normalizer.log_total[:, None]
 
 
-def logprobs_at(ids: Int[Array, "B K"], logits: Float[Array, "B V"], normalizer: LogNormalizer) -> Float[Array, "B K"]:
+def logprobs_at(ids: Int[Array, "B K"], logits: Float[Array, "B V"], normalizer: LogNormalizer,
+                columns: Columns = WHOLE) -> Float[Array, "B K"]:
     """The log-probabilities of some ids."""
-    return logprobs_of(jnp.take_along_axis(logits, ids, axis=1), normalizer)
+    return logprobs_of(columns.take(logits, ids), normalizer)
 
 
 def report(
-    values: Float[Array, "B V"], normalizer: LogNormalizer, targets: Int[Array, " B"], k: int
+    values: Float[Array, "B V"], normalizer: LogNormalizer, targets: Int[Array, " B"], k: int,
+    columns: Columns = WHOLE,
 ) -> TokenLogprobs:
     """``token_logprobs`` of values whose normalizer is known."""
-    target_values = jnp.take_along_axis(values, jnp.maximum(targets, 0)[:, None], axis=1)
-    top_values, top_ids = top_k(values, k)
+    target_values = columns.take(values, jnp.maximum(targets, 0)[:, None])
+    top_values, top_ids = columns.top_k(values, k)
     return TokenLogprobs(
         jnp.where(targets < 0, jnp.nan, logprobs_of(target_values, normalizer)[:, 0]),
-        1 + count(values > target_values),
+        1 + columns.count(values > target_values),
         top_ids,
         logprobs_of(top_values, normalizer),
     )
 
 
-def token_logprobs_xla(logits: Float[Array, "C V"], targets: Int[Array, " C"], k: int) -> TokenLogprobs:
+def token_logprobs_xla(logits: Float[Array, "C V"], targets: Int[Array, " C"], k: int, columns: Columns = WHOLE
+                       ) -> TokenLogprobs:
     """A few rows at a time on the CPU."""
     with jax.named_scope("token_logprobs"):
-        return map_row_tiles(lambda *row: report(row[0], normalize(row[0]), row[1], k), logits, targets)
+        return columns.map_rows(
+            lambda *row: report(row[0], normalize(row[0], columns), row[1], k, columns), logits, targets)
 
 
 def log_normalizer_xla(logits: Float[Array, "B V"]) -> LogNormalizer:

@@ -10,7 +10,15 @@ import pytest
 import typer
 
 from jaxllm import SamplingParams
-from jaxllm.cli.options import EngineOptions, SamplingOptions, expand_groups, format_bytes, parse_bytes
+from jaxllm.cli.app import app
+from jaxllm.cli.options import (
+    EngineOptions,
+    SamplingOptions,
+    expand_groups,
+    format_bytes,
+    parse_bytes,
+    parse_integer,
+)
 from jaxllm.engine.sizes import EngineSizes
 
 OPTION = typer.Option("--one")
@@ -123,3 +131,42 @@ def test_a_kernel_in_the_environment_that_there_is_not_is_an_error_in_one_line(r
     assert (result.exit_code, result.stdout) == (1, "")
     (line,) = result.stderr.splitlines()
     assert line.startswith("error: PALLAS_KERNELS_MATMUL='fastest' is not an implementation of matmul; there are ")
+
+
+def _integer_options():
+    for name, command in typer.main.get_command(app).commands.items():
+        for parameter in command.params:
+            if parameter.param_type_name == "option" and parameter.metavar in ("INTEGER", "GPUS"):
+                yield pytest.param(name, parameter.opts[0], id=f"{name} {parameter.opts[0]}")
+
+
+@pytest.mark.parametrize(("command", "option"), list(_integer_options()))
+def test_no_option_of_any_command_takes_a_real_number_for_an_integer(run, command, option):
+    result = run(command, option, "2.0")
+    assert result.exit_code == 2
+    assert option in result.stderr
+    assert "integer" in result.stderr
+
+
+def test_integers_are_looked_for_in_every_command_with_a_size():
+    found = {tuple(option.values) for option in _integer_options()}
+    assert {("generate", "--n"), ("generate", "--stop-token-id"), ("chat", "--tensor-parallel-size"),
+            ("info", "--max-model-len"), ("batch", "--logprobs"), ("bench", "--repeat"), ("plan", "--tensor"),
+            ("plan", "--search")} <= found
+
+
+@pytest.mark.parametrize(("text", "number"), [("2", 2), ("-1", -1), ("+3", 3), ("007", 7), (5, 5)])
+def test_integers_are_digits(text, number):
+    assert parse_integer(text) == number
+
+
+@pytest.mark.parametrize("text", ["2.0", "1_0", " 2", "two", "True", "", "9" * 5000])
+def test_what_is_no_integer_is_refused(text):
+    with pytest.raises(typer.BadParameter, match="an integer"):
+        parse_integer(text)
+
+
+@pytest.mark.parametrize(("value", "message"), [("0", "0 is not an integer >= 1 and <= 4"), ("5", "5 is not")])
+def test_bounds_are_said(value, message):
+    with pytest.raises(typer.BadParameter, match=message):
+        parse_integer(value, 1, 4)

@@ -54,9 +54,23 @@ def test_search_prints_every_mesh_and_recommends_one(run):
     assert as_json == json.loads(json.dumps(found.to_dict()))
 
 
+def test_a_search_in_which_nothing_fits_recommends_nothing_and_says_by_how_much_the_nearest_does_not(run):
+    result = run("plan", LLAMA, "--gpu", "l4", "--search", "2")
+    assert result.exit_code == 1
+    assert "Recommended" not in result.stdout
+    found = jaxllm.search_mesh(LLAMA, "l4", 2)
+    text = " ".join(result.stdout.split())
+    missing = f"{found.best.memory.short_by:,} bytes"
+    assert f"Nothing fits none of 3 meshes of 2 fits; the nearest does not fit {found.best.mesh.name}:" in text
+    assert missing in text
+    assert found.best.smallest is not None
+    assert f"the smallest mesh of l4 that would is {found.best.smallest.name}" in text
+
+
 @pytest.mark.parametrize(("arguments", "exit_code", "message"), [
     (("--gpu", "h2"), 1, "gpu='h2' is not allowed: one of a100-40"),
-    (("--gpu", "h200", "--tensor", "3"), 1, "tensor_parallel_size=3"),
+    (("--gpu", "h200", "--tensor", "3"), 1, "--tensor=3 is not allowed: one of 1, 2, 4, 8"),
+    (("--gpu", "h200", "--search", "0"), 1, "--search=0 is not allowed: an integer >= 1"),
     (("--gpu", "h200", "--search", "8", "--tensor", "8"), 2, "not both"),
     ((), 2, "--gpu"),
 ])

@@ -1,47 +1,21 @@
+"""The scheduler: limits, the order of requests, who is preempted, what fails and is reset."""
+
 from __future__ import annotations
 
 import heapq
-import json
-import pathlib
-import sys
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from engine.fake_engine import EOS, FakeEngine, Sizes
+from engine.fake_engine import FakeEngine, Sizes
+from engine.scheduled import admitted, names, prompt, rows
 
 from jaxllm.engine.block_manager import BlockManager
-from jaxllm.engine.integrity import IntegrityError
 from jaxllm.engine.limits import Policy, SchedulerConfig
-from jaxllm.engine.plan import StepPlan
 from jaxllm.engine.request import Request, Sequence, SequenceStatus
 from jaxllm.engine.scheduler import Scheduler
 from jaxllm.errors import CapacityError, ParameterError
 from jaxllm.sampling_params import SamplingParams
-
-REPOSITORY = pathlib.Path(__file__).parents[2]
-
-
-def prompt(length: int, first: int = 0) -> list[int]:
-    return [(first + position * position) % EOS for position in range(length)]
-
-
-def names(sequences: list[Sequence]) -> list[str]:
-    return [f"{sequence.request.request_id}.{sequence.index}" for sequence in sequences]
-
-
-def admitted(engine: FakeEngine) -> list[str]:
-    """The sequences that the next step admits."""
-    plan = engine.step()
-    assert plan is not None
-    return names(plan.admitted)
-
-
-def rows(plan: StepPlan | None) -> dict[str, tuple[int, int]]:
-    """For each row, where it starts and how many tokens it has."""
-    assert plan is not None
-    return dict(zip(names(plan.sequences), zip(plan.start.tolist(), plan.count.tolist(), strict=True), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -182,90 +156,6 @@ def test_a_prompt_is_admitted_only_with_room_for_all_of_it_and_growth_of_the_run
     assert admitted(engine) == ["2.0"]
 
 
-def test_samples_are_forked_in_the_step_that_completes_the_prompt_and_sample_from_its_row() -> None:
-    engine = FakeEngine(Sizes(num_blocks=60, max_num_seqs=6, max_num_batched_tokens=8))
-    engine.request(prompt(10), n=3, seed=1)
-    first, second, third = engine.step(), engine.step(), engine.step()
-    assert first is not None
-    assert second is not None
-    assert (names(first.admitted), first.samplers) == (["0.0"], [])
-    assert rows(second) == {"0.0": (8, 2)}
-    assert names(second.admitted) == ["0.1", "0.2"]
-    assert [(sampler.slot, sampler.row) for sampler in second.samplers] == [(0, 0), (1, 0), (2, 0)]
-    assert rows(third) == {f"0.{index}": (10, 1) for index in range(3)}
-    assert third is not None
-    assert len(third.block_copies) == 2
-    engine.finish_all()
-    outputs = {tuple(sequence.output_token_ids.tolist()) for sequence in engine.requests[0].sequences}
-    assert len(outputs) == 3
-
-
-def test_no_more_samples_are_forked_than_have_a_block_each_to_grow_into() -> None:
-    engine = FakeEngine(Sizes(num_blocks=11, max_num_seqs=8, max_num_batched_tokens=64))
-    engine.request(prompt(18), n=7, ignore_eos=True, max_tokens=2)
-    plan = engine.step()
-    assert plan is not None
-    # Of 10 blocks the prompt takes 5: one for each of 5 samples is left.
-    assert names(plan.admitted) == [f"0.{index}" for index in range(5)]
-    plan = engine.step()
-    assert plan is not None
-    assert not plan.preempted
-    engine.finish_all()
-
-
-def test_samples_that_find_no_slot_wait_and_then_find_the_prompt_in_the_cache() -> None:
-    engine = FakeEngine(Sizes(num_blocks=60, max_num_seqs=2, max_num_batched_tokens=64))
-    request = engine.request(prompt(10), n=4, ignore_eos=True, max_tokens=3)
-    plan = engine.step()
-    assert plan is not None
-    assert names(plan.admitted) == ["0.0", "0.1"]
-    assert engine.scheduler.num_waiting == 2
-    engine.finish_all()
-    assert [sequence.num_cached_tokens for sequence in request.sequences] == [0, 0, 8, 8]
-    assert request.num_cached_tokens == 0
-
-
-def test_a_parent_preempted_before_its_prompt_is_complete_forks_after_it_returns() -> None:
-    engine = FakeEngine(Sizes(num_blocks=11, max_num_seqs=4, max_num_batched_tokens=3, enable_prefix_caching=False))
-    engine.request(prompt(8), ignore_eos=True, max_tokens=30)
-    for _ in range(9):
-        engine.step()
-    request = engine.request(prompt(20), n=3)
-    preempted = 0
-    while not request.finished:
-        plan = engine.step()
-        assert plan is not None
-        if request.sequences[0] in plan.preempted and not request.forked:
-            preempted += 1
-            assert all(sample.status is SequenceStatus.WAITING for sample in request.sequences[1:])
-    assert preempted > 0
-    engine.finish_all()
-
-
-@pytest.mark.parametrize("steps", [0, 1, 2, 3])
-def test_aborting_a_request_ends_all_its_samples_wherever_they_are(steps: int) -> None:
-    engine = FakeEngine(Sizes(max_num_seqs=3, max_num_batched_tokens=5))
-    request = engine.request(prompt(9), n=5, ignore_eos=True)
-    for _ in range(steps):
-        engine.step()
-    assert engine.scheduler.abort("0")
-    engine.scheduler.check_integrity()
-    assert {sequence.finish_reason for sequence in request.sequences} == {"abort"}
-    assert not engine.scheduler.has_unfinished
-    assert engine.schedule() is None
-    assert not engine.scheduler.abort("0")
-    engine.finish_all()
-
-
-def test_samples_outlive_a_sample_0_that_ends_before_the_prompt_is_complete() -> None:
-    engine = FakeEngine(Sizes(max_num_batched_tokens=5))
-    request = engine.request(prompt(9), n=3)
-    engine.step()
-    engine.scheduler.finish(request.sequences[0], "abort")
-    engine.finish_all()
-    assert [sequence.finish_reason == "abort" for sequence in request.sequences] == [True, False, False]
-
-
 def test_only_the_first_of_several_ends_of_a_sequence_counts() -> None:
     engine = FakeEngine(Sizes())
     sequence = engine.request(prompt(3), ignore_eos=True).sequences[0]
@@ -337,148 +227,3 @@ def test_a_repeated_prompt_is_computed_from_its_last_full_block() -> None:
         plan = engine.step()
         assert rows(plan) == {f"{index}.0": [(0, 12), (8, 4), (0, 12)][index]}
         assert request.num_cached_tokens == [0, 8, 0][index]
-
-
-def _count_calls(action: Callable[[], object]) -> int:
-    calls = 0
-
-    def count(frame: object, event: str, argument: object) -> None:
-        nonlocal calls
-        calls += event in ("call", "c_call")
-
-    sys.setprofile(count)
-    try:
-        action()
-    finally:
-        sys.setprofile(None)
-    return calls
-
-
-def test_the_cost_of_a_step_does_not_depend_on_how_many_wait() -> None:
-    def cost(num_waiting: int) -> tuple[int, int, int]:
-        blocks = BlockManager(200, 4)
-        limits = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=16, max_model_len=40)
-        scheduler = Scheduler(limits, blocks)
-        requests = [Request(str(i), prompt(4), SamplingParams(seed=i), max_model_len=40) for i in range(num_waiting)]
-        for request in requests:
-            scheduler.add(request)
-        first = scheduler.schedule()
-        assert first is not None
-        scheduler.update(first, [1] * 4)
-
-        def step() -> None:
-            plan = scheduler.schedule()
-            assert plan is not None
-            scheduler.update(plan, [1] * len(plan.samplers))
-
-        one = Request("one more", prompt(4), SamplingParams(seed=0), max_model_len=40)
-        return (
-            _count_calls(step),
-            _count_calls(lambda: scheduler.add(one)),
-            _count_calls(lambda: scheduler.abort("one more")),
-        )
-
-    assert cost(100_000) == cost(10)
-
-
-def test_the_work_of_a_decode_step_does_not_depend_on_how_long_sequences_are() -> None:
-    def cost(length: int) -> int:
-        limits = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=100_000, max_model_len=10_000)
-        scheduler = Scheduler(limits, BlockManager(20_000, 4))
-        for index in range(8):
-            scheduler.add(Request(str(index), [index] * length, SamplingParams(seed=0), max_model_len=10_000))
-
-        def step() -> None:
-            plan = scheduler.schedule()
-            assert plan is not None
-            scheduler.update(plan, [1] * len(plan.samplers))
-
-        step()
-        return _count_calls(step)
-
-    assert cost(8001) == cost(9)
-
-
-@pytest.mark.parametrize(("block_size", "bound"), [(16, 0.06), (8, 0.04)])
-def test_kv_slots_wasted_on_a_real_workload(block_size: int, bound: float) -> None:
-    """W2's lengths, batch 64: allocated slots that hold nothing, averaged over steps.
-
-    Reserving max_model_len for each request instead would leave over 90 % unused.
-    """
-    workload = json.loads((REPOSITORY / "benchmarks/workloads/W2.json").read_text())["requests"]
-    longest = max(len(item["prompt"]) + item["max_tokens"] for item in workload)
-    max_model_len = 2048
-    assert longest < max_model_len
-    blocks = BlockManager(64 * max_model_len // block_size + 1, block_size)
-    limits = SchedulerConfig(max_num_seqs=64, max_num_batched_tokens=512, max_model_len=max_model_len)
-    scheduler = Scheduler(limits, blocks)
-    for index, item in enumerate(workload):
-        params = SamplingParams(max_tokens=item["max_tokens"], seed=0)
-        scheduler.add(Request(str(index), item["prompt"], params, max_model_len=max_model_len))
-    waste, reserved_waste = [], []
-    while (plan := scheduler.schedule()) is not None:
-        scheduler.update(plan, [1] * len(plan.samplers))
-        stats = blocks.stats()
-        waste.append(stats.kv_waste)
-        reserved_waste.append(1 - stats.slots_filled / (scheduler.num_running * max_model_len))
-        for sampler in plan.samplers:
-            if sampler.sequence.num_output == sampler.sequence.request.max_tokens:
-                scheduler.finish(sampler.sequence, "length")
-    print(f"block_size={block_size}: {np.mean(waste):.2%} unused; reserved contiguously: {np.mean(reserved_waste):.2%}")
-    assert np.mean(waste) < bound
-    assert np.mean(reserved_waste) > 0.9
-
-
-def _lose_a_slot(scheduler: Scheduler) -> None:
-    scheduler._running.free_slots.pop()
-
-
-def _give_a_slot_twice(scheduler: Scheduler) -> None:
-    scheduler._running.free_slots[0] = 0
-
-
-def _run_out_of_order(scheduler: Scheduler) -> None:
-    scheduler._running.sequences.reverse()
-
-
-def _lose_a_waiting_sequence(scheduler: Scheduler) -> None:
-    scheduler._waiting.pop()
-
-
-def _queue_twice(scheduler: Scheduler) -> None:
-    queued = scheduler._waiting.peek()
-    assert queued is not None
-    scheduler._waiting.push(queued)
-
-
-def _forget_a_request(scheduler: Scheduler) -> None:
-    del scheduler._requests["0"]
-
-
-def _leak_blocks(scheduler: Scheduler) -> None:
-    sequence = scheduler._running.sequences.pop()
-    scheduler._running.free_slots.append(sequence.held_slot)
-    del scheduler._requests[sequence.request.request_id]
-
-
-def _finish_behind_its_back(scheduler: Scheduler) -> None:
-    scheduler._running.sequences[0].status = SequenceStatus.FINISHED
-
-
-_DAMAGES = [
-    _lose_a_slot, _give_a_slot_twice, _run_out_of_order, _lose_a_waiting_sequence, _queue_twice, _forget_a_request,
-    _leak_blocks, _finish_behind_its_back,
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("damage", _DAMAGES)
-def test_check_integrity_sees_damage(damage: Callable[[Scheduler], None]) -> None:
-    engine = FakeEngine(Sizes(num_blocks=60, max_num_seqs=4, max_num_batched_tokens=6))
-    for first in range(5):
-        engine.request(prompt(3, first), ignore_eos=True)
-    engine.step()
-    assert engine.scheduler.num_running == 2
-    assert engine.scheduler.num_waiting == 3
-    damage(engine.scheduler)
-    with pytest.raises(IntegrityError):
-        engine.scheduler.check_integrity()

@@ -181,6 +181,9 @@ def test_lost_device_state_of_one_stage_is_noticed_and_made_anew():
     # A large vocabulary weighs as much as some layers, at both ends or at one.
     ({"num_layers": 8, "vocab_size": 2000}, 4, [1, 3, 3, 1]),
     ({"num_layers": 8, "vocab_size": 600}, 2, [4, 4]),
+    # By weights alone it would be [1, 4, 4, 1]: four times the cache on some.
+    ({"num_layers": 10, "vocab_size": 1600}, 4, [2, 3, 3, 2]),
+    ({"num_layers": 12, "vocab_size": 1200}, 3, [4, 5, 3]),
 ])
 def test_stages_have_about_equal_bytes(changes, stages, expected):
     model, _ = tiny_model(**changes)

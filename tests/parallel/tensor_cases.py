@@ -76,9 +76,10 @@ def programs(size=2):
         expected, found = (outcome(engine, wanted) for engine in engines)
         same.append(difference(found, expected)[0])
     compiled = engines[1]._runner.programs
-    before = dict(compiled.traces)
     layers = compiled.compile(Key("layers", 8, 0)).as_text()
-    greedy_text = compiled.compile(Key("sample", 8, Variant.GREEDY)).as_text()
+    texts = {variant: compiled.compile(Key("sample", 8, variant)).as_text()
+             for variant in (Variant.GREEDY, Variant.FULL)}
+    before = dict(compiled.traces)
     engines[1].update_params(model.init(9, scale=0.2))
     engines[0].update_params(model.init(9, scale=0.2))
     expected, found = (outcome(engine, plain_requests()[0]) for engine in engines)
@@ -86,7 +87,8 @@ def programs(size=2):
         "same": same,
         "all_reduces": len(re.findall(r" all-reduce(?:-start)?\(", layers)),
         "others": len(re.findall(r" (?:all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\(", layers)),
-        "gathered": max(_sizes(greedy_text, "all-gather")), "vocab": LLAMA["vocab_size"],
+        "gathered": {variant.name: max(_sizes(text, "all-gather")) for variant, text in texts.items()},
+        "vocab": LLAMA["vocab_size"],
         "updated": difference(found, expected)[0], "traced_again": dict(compiled.traces) != before,
     }
 

@@ -7,7 +7,7 @@ from parallel.devices_process import run_cases
 
 
 def test_pipelines_on_devices_of_their_own():
-    assert run_cases("pipeline_cases.py") == 9
+    assert run_cases("pipeline_cases.py") == 11
 
 
 @pytest.mark.sweep

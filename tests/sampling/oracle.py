@@ -69,10 +69,11 @@ def build_rows(
     seeds: Sequence[int] | None = None,
     position: int = 7,
     prompt_length: int = 4,
+    processed: bool = False,
 ) -> SamplingRows:
     """One row per set of parameters, in slots 0, 1, ... of 64."""
     table = RowTable(64)
     for slot, one in enumerate(params):
-        table.set_slot(slot, one, seeds[slot] if seeds else slot, 0, prompt_length)
+        table.set_slot(slot, one, seeds[slot] if seeds else slot, 0, prompt_length, processed=processed)
     slots = np.arange(len(params))
     return table.rows(slots, np.full(len(params), position), bucket or len(params))
