@@ -7,7 +7,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from compare_runs import KV_SIZES, START, Key, Results
-from peers.engines import HF, INT8, LLAMACPP_Q4, OPENVINO, OPENVINO_Q4, ORT, OURS, PLAIN, VLLM, WIDE, EngineSpec
+from peers.engines import (
+    BLOCKS_A8,
+    HF,
+    INT8,
+    LLAMACPP_Q4,
+    OPENVINO,
+    OPENVINO_Q4,
+    ORT,
+    OURS,
+    PLAIN,
+    VLLM,
+    WIDE,
+    EngineSpec,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +48,8 @@ ROWS = (
     Row("W1r decode tok/s, lookup on/off", (OURS, "W1r", "cold"), ((PLAIN, "W1r", "cold"),), "decode_rate", 1.8),
     Row("W2 output tok/s", (OURS, "W2", "cold"), ((VLLM, "W2", "cold"), (OPENVINO, "W2", "cold")), "output_rate", 0.8),
     Row("W2 output tok/s", (OURS, "W2", "cold"), ((LLAMACPP_Q4, "W2", "cold"),), "output_rate", 5.0),
-    *(Row(f"{workload} {what}, int8", (INT8, workload, "cold"), ((peer, workload, "cold"),), figure, floor)
-      for workload, what, figure, floors in (
+    *(Row(f"{workload} {what}, {bits}", (ours, workload, "cold"), ((peer, workload, "cold"),), figure, floor)
+      for ours, bits in ((INT8, "int8"), (BLOCKS_A8, "4 bits")) for workload, what, figure, floors in (
           ("W1", "decode tok/s", "decode_rate", {LLAMACPP_Q4: 1.5, OPENVINO_Q4: 1.3, ORT: 1.25}),
           ("W2", "output tok/s", "output_rate", {LLAMACPP_Q4: 6.0, OPENVINO_Q4: 1.3}))
       for peer, floor in floors.items()),

@@ -43,8 +43,8 @@ def bench(
     revision: Annotated[str | None, _model("--revision", "Branch, tag or commit of a hub model.")] = None,
     dtype: Annotated[str, _model("--dtype", "auto, bfloat16, float16 or float32.", show_default=True)] = "auto",
     quantization: Annotated[str | None, _model(
-        "--quantization", "gguf (as a .gguf file stores its weights), int8 or none (decoded); by default as the model "
-        "says.")] = None,
+        "--quantization", "gguf (as a .gguf file stores its weights), gguf-a8 (so, with activations of 8 bits), "
+        "int8 or none (decoded); by default as the model says.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     quiet: Quiet = False,
     debug: Debug = False,

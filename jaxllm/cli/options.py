@@ -80,8 +80,8 @@ class ModelOptions:
     tokenizer: Annotated[str | None, _model("--tokenizer", "Take the tokenizer from another model.")] = None
     dtype: Annotated[str, _model("--dtype", "auto, bfloat16, float16 or float32.", show_default=True)] = "auto"
     quantization: Annotated[str | None, _model(
-        "--quantization", "gguf (as a .gguf file stores its weights), int8 or none (decoded); by default as the model "
-        "says.")] = None
+        "--quantization", "gguf (as a .gguf file stores its weights), gguf-a8 (so, with activations of 8 bits), "
+        "int8 or none (decoded); by default as the model says.")] = None
 
 
 @dataclasses.dataclass(frozen=True)

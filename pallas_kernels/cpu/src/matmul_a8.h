@@ -46,7 +46,7 @@ constexpr int kZeroBits = 0x4b400000;
 // rows of what sums begin with: with m, d * sum(q); else kZeroBits - excess * sum(q), of both halves where s are two.
 constexpr int64_t kFactorAt = 512, kFirstAt = 576, kSecondAt = 640, kA8StepBytes = 704;
 
-// Rounds one block of tokens, up to m.tokens, and packs it; packed: the beginning of all blocks.
+// Rounds one block of tokens, up to m.not_zeros, and packs it; packed: the beginning of all blocks.
 PALLAS_KERNELS_EACH(void pack_a8(const Matmul& m, void* packed, int64_t block);)
 
 // As multiply, of x packed so.

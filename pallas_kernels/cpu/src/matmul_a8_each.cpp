@@ -149,7 +149,8 @@ void INSTRUCTION_SET::pack_a8(const Matmul& m, void* packed, int64_t block) {
   const Form form = form_of(m.kind);
   const uint16_t* x = m.x + block * kRowsPerBlock * m.inputs;
   char* to = static_cast<char*>(packed) + block * steps * kA8StepBytes;
-  for (int64_t t = 0; t < tokens_in(m, block); ++t, x += m.inputs)
+  const int64_t count = std::min(tokens_in(m, block), m.not_zeros - block * kRowsPerBlock);
+  for (int64_t t = 0; t < count; ++t, x += m.inputs)
     for (int64_t s = 0; s < steps; ++s) {
       const Rounded rounded(x + s * kInputsPerStep);
       char* at = to + s * kA8StepBytes + t * 4;
