@@ -22,12 +22,15 @@ struct Rounded {
     const __m512 sizes[2] = {_mm512_abs_ps(low), _mm512_abs_ps(high)};
     const float largest = _mm512_reduce_max_ps(_mm512_max_ps(sizes[0], sizes[1]));
     const __m512 by = _mm512_set1_ps(largest >= 0x1p-100f ? 127.0f / largest : 0.0f);
-    const __m512i first = _mm512_cvtps_epi32(_mm512_mul_ps(low, by)), second = _mm512_cvtps_epi32(_mm512_mul_ps(high, by));
+    const float none = _mm512_reduce_add_ps(_mm512_add_ps(_mm512_sub_ps(low, low), _mm512_sub_ps(high, high)));
+    const auto rounded = [&](__m512 v) {
+      return none == 0 ? _mm512_cvtps_epi32(_mm512_mul_ps(v, by)) : _mm512_setzero_si512();
+    };
+    const __m512i first = rounded(low), second = rounded(high);
     _mm512_mask_cvtepi32_storeu_epi8(codes, 0xffff, first);
     _mm512_mask_cvtepi32_storeu_epi8(codes + 16, 0xffff, second);
     sum[0] = _mm512_reduce_add_epi32(first), sum[1] = _mm512_reduce_add_epi32(second);
-    const __m512 none = _mm512_add_ps(_mm512_sub_ps(low, low), _mm512_sub_ps(high, high));
-    factor = largest * (1.0f / 127.0f) + _mm512_reduce_add_ps(none);
+    factor = largest * (1.0f / 127.0f) + none;
   }
 
   alignas(16) uint8_t codes[kGroup];
