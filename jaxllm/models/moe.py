@@ -151,12 +151,12 @@ class MoE(nnx.Module):
         """The whole layer, its experts being spread over replicas. experts: as for ``_add_up``."""
         count, own = self.config.num_experts, exchange.own_rows(weights)
         with jax.named_scope("send"):
-            rows, taken, here = exchange.send(exchange.own_rows(x), exchange.own_rows(experts, count), count)
-            factors = exchange.send_numbers(own) if self.config.weigh_inputs else None
+            sent = exchange.send(exchange.own_rows(x), exchange.own_rows(experts, count), count,
+                                 own if self.config.weigh_inputs else None)
         with jax.named_scope("experts"):
-            results = self._of_each(rows, factors, taken, count // exchange.devices)
+            results = self._of_each(sent.rows, sent.numbers, sent.experts, count // exchange.devices)
         with jax.named_scope("give_back"):
-            parts = exchange.give_back(results, here)
+            parts = exchange.give_back(results, sent)
         total = _sum_in_order(parts.astype(jnp.float32) if self.config.weigh_inputs else _weighted(parts, own))
         shared = self._of_shared(x)
         if shared is not None:

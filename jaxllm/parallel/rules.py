@@ -43,9 +43,9 @@ def local_config(config: DecoderConfig, size: int, *, by_expert: bool = False) -
     )
 
 
-def exchange_config(config: DecoderConfig, data: int, tensor: int) -> DecoderConfig:
+def exchange_config(config: DecoderConfig, data: int, tensor: int, *, ragged: bool = False) -> DecoderConfig:
     """The config of what one of ``data * tensor`` devices computes, whole experts being dealt out over all of them and
-    all else, as ``local_config`` says, over ``tensor``.
+    all else, as ``local_config`` says, over ``tensor``. ragged: as in ``Exchange``.
 
     Raises ``ParameterError`` where a model has no experts, or none for each device.
     """
@@ -56,7 +56,7 @@ def exchange_config(config: DecoderConfig, data: int, tensor: int) -> DecoderCon
                              f"tensor_parallel_size={tensor}: the model has {count} experts" if allowed else
                              f"1 with enable_expert_parallel: the model has {count} experts for {tensor} devices")
     local = config if tensor == 1 else local_config(config, tensor, by_expert=True)
-    return dataclasses.replace(local, exchange=Exchange(DATA, TENSOR, data, tensor))
+    return dataclasses.replace(local, exchange=Exchange(DATA, TENSOR, data, tensor, ragged))
 
 
 def check_size(config: DecoderConfig, size: int, *, by_expert: bool = False) -> None:

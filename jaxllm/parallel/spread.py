@@ -36,7 +36,9 @@ class SpreadPartition(Partition):
     @functools.cached_property
     def local(self) -> Model:
         """What one device computes."""
-        return dataclasses.replace(self.whole, config=exchange_config(self.whole.config, *self._sizes),
+        assert self.mesh is not None
+        ragged = self.mesh.devices.flat[0].platform != "cpu"
+        return dataclasses.replace(self.whole, config=exchange_config(self.whole.config, *self._sizes, ragged=ragged),
                                    specs={path: local for path, (local, _) in self._split.items()})
 
     @functools.cached_property

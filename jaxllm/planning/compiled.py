@@ -23,7 +23,8 @@ from jaxllm.planning.mesh import MeshSizes
 
 TARGETS = {"a100-40": "a100", "a100-80": "a100", "h100": "h100", "h200": "h200", "b200": "b200"}
 """What the compilers call the GPUs that they know."""
-_KINDS = ("all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-permute", "collective-broadcast")
+_KINDS = ("all-reduce", "all-gather", "all-to-all", "ragged-all-to-all",
+          "reduce-scatter", "collective-permute", "collective-broadcast")
 _OPERATION = re.compile(rf" = (\(?.*?) ({'|'.join(_KINDS)})(-start)?\(")
 _SHAPE = re.compile(r"([a-z]+\d+)\[([\d,]*)\]")
 
@@ -97,9 +98,6 @@ def check_compilable(gpu: str, mesh: MeshSizes) -> None:
         raise ParameterError("compile", True, f"False here: {missing}")
     if gpu not in TARGETS:
         raise ParameterError("compile", True, f"False for {gpu}: the compilers know {', '.join(TARGETS)}")
-    if mesh.expert_parallel and mesh.data > 1:
-        raise ParameterError("compile", True, "False for experts over several replicas, which are counted from the "
-                             "model's description alone")
 
 
 def compile_step(step: StepToCompile) -> CompiledStep:
