@@ -83,19 +83,14 @@ class Exchange:
         start = jax.lax.axis_index(self.tensor_axis) * each
         return jax.lax.dynamic_slice_in_dim(self._filled(values, fill), start, each)
 
-    def own_sums(self, part: Float[Array, "T D"]) -> Float[Array, "t D"]:
-        """This device's rows of the sum over ``tensor_axis``: one reduce-scatter."""
-        if self.tensor == 1:
-            return part
-        found: Array = jax.lax.psum_scatter(self._filled(part, 0), self.tensor_axis, scatter_dimension=0, tiled=True)
-        return found
-
-    def all_rows(self, own: Float[Array, "t D"], count: int) -> Float[Array, "T D"]:
-        """The first ``count`` rows that the devices along ``tensor_axis`` have: one all-gather."""
+    def at_own_place(self, own: Float[Array, "t D"], count: int) -> Float[Array, "T D"]:
+        """This device's rows among ``count``, zeros where the others along ``tensor_axis`` have theirs."""
         if self.tensor == 1:
             return own
-        found: Array = jax.lax.all_gather(own, self.tensor_axis, tiled=True)
-        return found[:count]
+        each = own.shape[0]
+        start = jax.lax.axis_index(self.tensor_axis) * each
+        return jax.lax.dynamic_update_slice_in_dim(jnp.zeros((each * self.tensor, own.shape[1]), own.dtype), own, start,
+                                                   axis=0)[:count]
 
     def send(self, x: Float[Array, "t D"], experts: Int32[Array, "t A"], num_experts: int,
              numbers: Float[Array, "t A"] | None = None) -> Sent:

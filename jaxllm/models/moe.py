@@ -133,9 +133,10 @@ class MoE(nnx.Module):
             weights, experts = self.router(x)
         experts = jnp.where(valid[:, None], experts, self.config.num_experts)
         if self.exchange is not None:
-            return self._exchanged(self.exchange, x, weights, experts)
-        with jax.named_scope("experts"):
-            total = self._add_up(x, weights, experts)
+            total = self._exchanged(self.exchange, x, weights, experts)
+        else:
+            with jax.named_scope("experts"):
+                total = self._add_up(x, weights, experts)
         shared = self._of_shared(x)
         return summed(self.shard, (total if shared is None else total + shared).astype(x.dtype))
 
@@ -148,7 +149,7 @@ class MoE(nnx.Module):
 
     def _exchanged(self, exchange: Exchange, x: Float[Array, "T D"], weights: Float[Array, "T A"],
                    experts: Int[Array, "T A"]) -> Float[Array, "T D"]:
-        """The whole layer, its experts being spread over replicas. experts: as for ``_add_up``."""
+        """As ``_add_up``, where experts are spread over replicas: of the rows that this device has sent."""
         count, own = self.config.num_experts, exchange.own_rows(weights)
         with jax.named_scope("send"):
             sent = exchange.send(exchange.own_rows(x), exchange.own_rows(experts, count), count,
@@ -157,11 +158,8 @@ class MoE(nnx.Module):
             results = self._of_each(sent.rows, sent.numbers, sent.experts, count // exchange.devices)
         with jax.named_scope("give_back"):
             parts = exchange.give_back(results, sent)
-        total = _sum_in_order(parts.astype(jnp.float32) if self.config.weigh_inputs else _weighted(parts, own))
-        shared = self._of_shared(x)
-        if shared is not None:
-            total = total + exchange.own_sums(shared)
-        return exchange.all_rows(total.astype(x.dtype), x.shape[0])
+        return exchange.at_own_place(
+            _sum_in_order(parts.astype(jnp.float32) if self.config.weigh_inputs else _weighted(parts, own)), x.shape[0])
 
     def _add_up(self, x: Float[Array, "T D"], weights: Float[Array, "T A"], experts: Int[Array, "T A"]
                 ) -> Float[Array, "T D"]:

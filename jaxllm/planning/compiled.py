@@ -27,11 +27,13 @@ _KINDS = ("all-reduce", "all-gather", "all-to-all", "ragged-all-to-all",
           "reduce-scatter", "collective-permute", "collective-broadcast")
 _OPERATION = re.compile(rf" = (\(?.*?) ({'|'.join(_KINDS)})(-start)?\(")
 _SHAPE = re.compile(r"([a-z]+\d+)\[([\d,]*)\]")
+_SHAPE_TEXT = re.compile(r"[a-z]+\d+\[[\d,]*\]")
 
 
 @dataclasses.dataclass(frozen=True)
 class CompiledCollective:
-    """Operations of one kind in a program: how many, each with an operand of so many bytes on one GPU."""
+    """Operations of one kind in a program: how many, each with an operand of so many bytes on one GPU; of
+    "ragged-all-to-all" with a buffer of so many, for what comes."""
 
     kind: str
     count: int
@@ -121,6 +123,8 @@ def collectives_in(text: str, gpus: int) -> Iterator[CompiledCollective]:
         shapes, kind, started = match.groups()
         if started and shapes.startswith("(("):
             operands = _nbytes(shapes[1:shapes.index(")") + 1])
+            if kind == "ragged-all-to-all":  # of what is sent, and of where to
+                operands = _nbytes(_SHAPE_TEXT.findall(shapes)[1])
         else:
             operands = _nbytes(shapes) // (gpus if kind == "all-gather" else 1)
         found[kind, operands] += 1

@@ -12,4 +12,4 @@ def test_replicas_that_share_their_experts():
 
 @pytest.mark.sweep
 def test_more_replicas_that_share_their_experts():
-    assert run_cases("experts_cases.py", mark="sweep") == 5
+    assert run_cases("experts_cases.py", mark="sweep") == 1
