@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 import pytest
+from models.fixture_models import FIXTURES
 from parallel.combinations_cases import (
     BLOCK,
     POOL,
@@ -16,9 +17,14 @@ from parallel.combinations_cases import (
     requests,
 )
 from parallel.engines import all_at_once
+from parallel.tensor_models import SIZES, difference, engine_of, model_of, outcome, plain_requests
 from support import bits, greedy, prompts
 
+from jaxllm import LLM
+from jaxllm.engine.build import EngineSizes, build_engine
 from jaxllm.errors import EngineError, ParameterError
+from jaxllm.parallel.mesh import chosen_mesh
+from jaxllm.parallel.pipeline import replica_partitions
 
 SHAPES = [(2, 2), (8, 1)]
 """Sizes of data and tensor; ``combinations_cases.py`` has the others."""
@@ -172,3 +178,28 @@ def test_lost_device_state_ends_the_requests_of_all_and_new_ones_run():
 def test_experts_that_cannot_be_dealt_out_are_refused():
     with pytest.raises(ParameterError, match=r"data_parallel_size=3 .*1, 2, 4, 8"):
         engine_over("moe", 3, 1, 1, by_expert=True)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(("name", "kind"), [("deepseek", "I8"), ("gpt_oss", None), ("llama4", None)])
+def test_layers_of_every_kind_give_what_one_device_gives(name, kind):
+    """Latents and rows of int8; biases; weighed inputs and a shared MLP. Float32, sums in another order: 1e-4."""
+    model, params = model_of(name, kind)
+    partitions = replica_partitions(model, chosen_mesh(data_parallel_size=2, tensor_parallel_size=2), by_expert=True)
+    engine = build_engine(model, lambda: params, EngineSizes(**SIZES), partition=partitions)
+    alone = engine_of(model, params, 1)
+    for asked in plain_requests():
+        equal, apart = difference(outcome(engine, asked), outcome(alone, asked))
+        assert equal
+        assert apart < 1e-4
+
+
+@pytest.mark.sweep
+def test_a_checkpoint_is_read_into_its_places():
+    sizes = {"dtype": "float32", "skip_tokenizer_init": True, "max_model_len": 32, "kv_cache_bytes": 1 << 20,
+             "max_num_seqs": 8, "max_num_batched_tokens": 16}
+    asked = [[5, 9, 11, 3], [7, 7, 2], [30, 31, 32, 33, 34]]
+    alone, two = (LLM(FIXTURES / "deepseek_v3", **sizes, **devices) for devices in (
+        {}, {"data_parallel_size": 2, "enable_expert_parallel": True}))
+    assert [output.outputs[0].token_ids for output in two.generate(asked, greedy(8))] == [
+        output.outputs[0].token_ids for output in alone.generate(asked, greedy(8))]
