@@ -66,6 +66,11 @@ def _runners_of(replicas: list[Partition | Pipeline], programs: list[list[Progra
     return runners
 
 
+def _lockstep_of(programs: list[list[Programs]], joint: JointPrograms, params: Any) -> LockstepRunner:
+    """Of replicas that take every step together."""
+    return LockstepRunner([each for (each,) in programs], joint, params)
+
+
 def layers_per_program() -> int:
     """How many layers one executable runs. On CPUs few, for the sake of start-up; elsewhere all, as the host must keep
     ahead of the device."""
@@ -108,7 +113,7 @@ def build_engine(
         if waits:
             futures.wait(compiling)
             give_back_memory()
-        lockstep: Any = LockstepRunner([each for (each,) in programs], joint[0], load()) if joint else None
+        lockstep: Any = _lockstep_of(programs, joint[0], load()) if joint else None
         runners: Any = _runners_of(replicas, programs, load) if lockstep is None else lockstep.replicas
         for future in compiling:
             future.result()

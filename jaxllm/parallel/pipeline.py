@@ -57,13 +57,17 @@ def replica_partitions(model: Model, mesh: jax.sharding.Mesh | None, *, by_exper
     """Where each replica is. mesh: of ``jaxllm.parallel.mesh.AXES``; ``None`` for one on the default device.
 
     by_expert: as in ``Partition``; experts are spread over the replicas too, where there are several without a
-    pipeline. With one, they stay within each replica.
+    pipeline. With one, they stay within each replica. Raises ``ParameterError`` where they would be spread over several
+    processes.
     """
     if mesh is None:
         return [Partition(model, by_expert=by_expert)]
     data, pipe, _ = mesh.devices.shape
     if pipe == 1:
         spread = by_expert and data > 1 and model.config.moe is not None
+        if spread and jax.process_count() > 1 and len({device.process_index for device in mesh.devices.flat}) > 1:
+            raise ParameterError("enable_expert_parallel", True, "False where replicas are on several processes' "
+                                 "devices: experts are spread over those of one process alone")
         together = SpreadPartition(model, stage_mesh(mesh), True) if spread else None
         return [Partition(model, tensor_mesh(mesh, data=number), by_expert, together) for number in range(data)]
     return [Pipeline(model, tuple(tensor_mesh(mesh, data=number, pipe=stage) for stage in range(pipe)), by_expert)
