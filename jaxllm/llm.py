@@ -116,7 +116,9 @@ class LLM:
     first_step: what the first step will be, where that is known: its programs compile while the weights load.
     tensor_parallel_size: devices that share every layer, each with a part of the weights and of the KV cache, whose
         sizes are then those of each device. Outputs are the same but for the order of sums (docs/parallelism.md).
-    enable_expert_parallel: of mixtures of experts, give each of these devices whole ones, in place of a part of each.
+    enable_expert_parallel: of mixtures of experts, give each of these devices whole ones, in place of a part of each;
+        of several replicas without pipelines, each device has some that the others have not, and all take their steps
+        together (docs/parallelism.md).
     mesh: the devices, in place of the three sizes: a ``jax.sharding.Mesh``, such as a trainer's, whose axes
         have names that say what they are for ("tensor", "tp", "model", ...: ``jaxllm.parallel.AXIS_RULES``).
 

@@ -267,7 +267,7 @@ def random_weights(source: ModelSource, opened: OpenedModel, partition: Partitio
 def _placed(partition: Partition | Pipeline, make: Callable[[Callable[[str, Any], Any]], Params]) -> Placed:
     """What ``make`` makes with a function that places a parameter, as it is found on each stage."""
     if isinstance(partition, Partition):
-        return PlacedParams(partition, make(partition.put))
+        return PlacedParams(partition.owner, make(partition.owner.put))
     stages = partition.stages
 
     def put(path: str, leaf: Any) -> list[Any]:

@@ -129,6 +129,8 @@ def _memory(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
         each = f" on each of {running['devices']} devices"
         parts = [f"{running[name]} {name}" for name in ("replicas", "stages") if running[name] > 1]
         yield "devices", f"{running['devices']}" + (f": {', '.join(parts)}" if parts else "")
+        if "devices_that_share_experts" in running:
+            yield "experts", f"dealt out over {running['devices_that_share_experts']} devices"
         yield "weights of a device", format_bytes(running["weight_bytes_per_device"])
     yield "KV cache per token", f"{format_bytes(running['kv_bytes_per_token'])} in {running['kv_cache_dtype']}{each}"
     yield "KV cache, full context", format_bytes(running["kv_bytes_full_context"])

@@ -149,6 +149,9 @@ def _describe_engine(report: Report, model: Model, tokenizer: Tokenizer | None, 
     if (devices := len(replicas) * sum(stage.size for stage in stages)) > 1:
         report["running"] |= {"devices": devices, "replicas": len(replicas), "stages": len(stages),
                               "weight_bytes_per_device": max(stage.local.weight_bytes for stage in stages)}
+        if engine.enable_expert_parallel and model.config.moe is not None:
+            owner = stages[0].owner
+            report["running"]["devices_that_share_experts"] = owner.size
     device, platform = jax.devices()[0], jax.default_backend()
     free = free_host_memory() if platform == "cpu" else free_device_memory(device, engine.gpu_memory_utilization)
     report["machine"] = {

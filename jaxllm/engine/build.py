@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Iterable
 from concurrent import futures
@@ -21,6 +22,7 @@ from jaxllm.parallel.partition import Partition, PlacedParams
 from jaxllm.parallel.pipeline import Pipeline, is_here, stage_spec, stages_of
 from jaxllm.program_cache.executables import open_cache
 from jaxllm.runner.keys import Key
+from jaxllm.runner.lockstep import JointPrograms, LockstepRunner, ReplicaPrograms
 from jaxllm.runner.pipeline import PipelineRunner, StagedWeights
 from jaxllm.runner.programs import Programs
 from jaxllm.runner.runner import Runner
@@ -35,6 +37,8 @@ FEW_WEIGHT_BYTES = 512 << 20
 def programs_of(replica: Partition | Pipeline, spec: KVSpec, config: EngineConfig) -> list[Programs]:
     """The programs of each stage of a replica. spec: of the cache of all layers, on each device."""
     stages, cache = stages_of(replica), open_cache()
+    if isinstance(replica, Partition) and replica.together is not None:
+        return [ReplicaPrograms(replica.whole, spec, config, layers_per_program(), cache, replica)]
     return [Programs(stage.whole, stage_spec(spec, stage), config, layers_per_program(), cache, stage,
                      first=number == 0, last=number == len(stages) - 1) for number, stage in enumerate(stages)]
 
@@ -60,6 +64,11 @@ def _runners_of(replicas: list[Partition | Pipeline], programs: list[list[Progra
         weights = runner.weights if weights is None else weights
         runners.append(runner)
     return runners
+
+
+def _lockstep_of(programs: list[list[Programs]], joint: JointPrograms, params: Any) -> LockstepRunner:
+    """Of replicas that take every step together."""
+    return LockstepRunner([each for (each,) in programs], joint, params)
 
 
 def layers_per_program() -> int:
@@ -94,7 +103,9 @@ def build_engine(
     config, spec = choose_config(model, sizes, tokenizer, weights_in_place=weights_in_place, partition=replicas)
     programs = [programs_of(replica, spec, config) for replica in replicas]
     with futures.ThreadPoolExecutor(2, "compile") as pool:
-        wanted = [(stage, key) for replica in programs for stage in replica if stage.partition.here
+        together = isinstance(replicas[0], Partition) and replicas[0].together is not None
+        joint = [JointPrograms(programs[0][0], layers_per_program())] if together else []
+        wanted = [(stage, key) for stage in [*itertools.chain.from_iterable(programs), *joint] if stage.partition.here
                   for key in compile_first(stage) if key in stage.all_keys()]
         few = jax.default_backend() == "cpu" and model.weight_bytes < FEW_WEIGHT_BYTES
         waits = few and any(stage.must_compile(key) for stage, key in wanted)
@@ -102,11 +113,13 @@ def build_engine(
         if waits:
             futures.wait(compiling)
             give_back_memory()
-        runners: Any = _runners_of(replicas, programs, load)
+        lockstep: Any = _lockstep_of(programs, joint[0], load()) if joint else None
+        runners: Any = _runners_of(replicas, programs, load) if lockstep is None else lockstep.replicas
         for future in compiling:
             future.result()
     shared = spans_processes(replicas)
     if shared:
         runners = [AgreedRunner(runner, processes_of(stages_of(replica)[-1]))
                    for runner, replica in zip(runners, replicas, strict=True)]
-    return Engine(runners, config, tokenizer, eos_token_ids, stats_log, generates=generates, in_order=shared)
+    return Engine(runners, config, tokenizer, eos_token_ids, stats_log, generates=generates, in_order=shared,
+                  lockstep=lockstep)

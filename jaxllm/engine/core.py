@@ -19,7 +19,8 @@ from jaxllm.engine.arrivals import Arrivals
 from jaxllm.engine.beam_admission import prepare_search
 from jaxllm.engine.beam_collector import BeamCollector
 from jaxllm.engine.collector import Collector
-from jaxllm.engine.loop import ModelWeights, StepRunner, notify
+from jaxllm.engine.lockstep import LockstepOutcomes, LockstepScheduler
+from jaxllm.engine.loop import ModelWeights, StepLoop, StepRunner, notify
 from jaxllm.engine.prompts import Prompt
 from jaxllm.engine.replica import Replica
 from jaxllm.engine.request import Request
@@ -51,11 +52,14 @@ class Engine:
     config: the sizes of each replica.
     in_order: take the steps of replicas in turns, in place of as they come: for several processes that have to decide
         alike.
+    lockstep: where replicas take every step together: what runs it. An exception in one ends the requests of all that
+        took part.
     """
 
     def __init__(self, runner: StepRunner | Sequence[StepRunner], config: EngineConfig,
                  tokenizer: Tokenizer | None = None, eos_token_ids: Iterable[int] = (),
-                 stats_log: StatsLog | None = None, *, generates: bool = True, in_order: bool = False) -> None:
+                 stats_log: StatsLog | None = None, *, generates: bool = True, in_order: bool = False,
+                 lockstep: StepRunner | None = None) -> None:
         self.config = config
         self._generates = generates
         self.tokenizer = tokenizer
@@ -66,6 +70,9 @@ class Engine:
         self._bookkeeping = threading.RLock()
         runners = runner if isinstance(runner, Sequence) else [runner]
         self.replicas = [Replica(each, config, self._bookkeeping, self._ended) for each in runners]
+        self._lockstep = lockstep
+        if lockstep is not None:
+            self._take_steps_together(lockstep)
         self._router = Router(len(runners), config.block_size, config.num_blocks,
                               enable_prefix_caching=config.enable_prefix_caching)
         self._replica_of: dict[str, Replica] = {}
@@ -76,6 +83,14 @@ class Engine:
         self._asleep = False
         self._has_weights = True
         self._stats_log = stats_log
+
+    def _take_steps_together(self, runner: StepRunner) -> None:
+        # Of plans of all replicas, which the loop hands on and does not look into.
+        scheduler: Any = LockstepScheduler([replica.scheduler for replica in self.replicas])
+        outcomes: Any = LockstepOutcomes([replica.outcomes for replica in self.replicas])
+        loop = StepLoop(runner, scheduler, outcomes, self._bookkeeping, overlap=self.config.overlap)
+        for replica in self.replicas:
+            replica.loop = loop
 
     @property
     def scheduler(self) -> Scheduler:
@@ -192,7 +207,7 @@ class Engine:
 
     def _turn(self, interrupts: HeldInterrupts) -> list[Collector]:
         """Complete a step of the one replica, or of one of them, while all have steps to run."""
-        if len(self.replicas) == 1:
+        if len(self.replicas) == 1 or self._lockstep is not None:
             return self._complete(0, interrupts, None)
         for number, replica in enumerate(self.replicas):
             if replica.due:
@@ -209,8 +224,9 @@ class Engine:
             return loop.turn(interrupts) if fetch is None else loop.complete(interrupts, fetch)
         finally:
             self.replicas[number].due = True
-            if loop.lost is not None:
-                self._router.lose(number)
+            for each, replica in enumerate(self.replicas):
+                if replica.loop.lost is not None:
+                    self._router.lose(each)
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request; its output so far, or ``None`` if no such request is unfinished."""
@@ -312,7 +328,8 @@ class Engine:
     def compile_all(self) -> None:
         """Compile every program that any batch can need."""
         with ThreadPoolExecutor(len(self.replicas), "compile") as pool:
-            list(pool.map(lambda replica: replica.runner.compile_all(), self.replicas))
+            runners = [replica.runner for replica in self.replicas] if self._lockstep is None else [self._lockstep]
+            list(pool.map(lambda runner: runner.compile_all(), runners))
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes."""

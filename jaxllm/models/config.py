@@ -6,6 +6,7 @@ import dataclasses
 from typing import Literal, get_args
 
 from jaxllm.errors import UnsupportedModelError
+from jaxllm.models.exchange import Exchange
 from jaxllm.models.moe_config import MoEConfig
 from jaxllm.models.rope import RopeConfig, require_positive
 from jaxllm.models.shard import Shard
@@ -93,6 +94,7 @@ class DecoderConfig:
     head_bias: whether the head has one.
     shard: where this is one device's part of a model (``jaxllm.parallel``): its numbers of heads, widths and
         vocabulary are then the device's, but for ``alibi_slopes`` and the number of experts, which are all devices'.
+    exchange: where experts are spread over replicas, which then compute together: how tokens reach them.
 
     Raises ``UnsupportedModelError`` naming what makes no sense.
     """
@@ -149,6 +151,7 @@ class DecoderConfig:
     activation: Activation | PlainActivation = "silu"
     moe: MoEConfig | None = None
     shard: Shard | None = None
+    exchange: Exchange | None = None
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim",

@@ -11,6 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, DTypeLike, Float, Int, Int32
 
 from jaxllm.models.config import DecoderConfig, MoEConfig
+from jaxllm.models.exchange import Exchange
 from jaxllm.models.layers import parameter
 from jaxllm.models.linear import grouped_linear, linear
 from jaxllm.models.mlp import GatedMLP
@@ -70,7 +71,9 @@ class Experts(nnx.Module):
         self.limit, self.slope = config.moe.gate_limit, config.moe.gate_slope
         count, size, bias = config.moe.num_experts, config.moe.expert_size, config.moe.bias
         shard = config.shard
-        if shard is not None and shard.by_expert:
+        if config.exchange is not None:
+            count, shard = count // config.exchange.devices, None
+        elif shard is not None and shard.by_expert:
             count, shard = count // shard.size, None
         self.gate_up = ExpertLinear(count, config.hidden_size, 2 * size, ("expert_gate_up", "embed"), dtype, bias=bias)
         self.down = ExpertLinear(count, size, config.hidden_size, ("expert_down", "expert_mlp"), dtype, bias=bias,
@@ -110,12 +113,14 @@ class MoE(nnx.Module):
     are added in the order of their scores, in float32, so that its bits do not depend on the other tokens.
 
     Where several devices share the work, each adds up what its experts give, or its part of each expert's width, and
-    of the shared MLP's; one sum over the devices makes the whole of it.
+    of the shared MLP's; one sum over the devices makes the whole of it. Where experts are spread over replicas too
+    (``Exchange``), tokens go to their experts' devices, and what these make of them comes back and is added up where
+    the tokens are, in the same order as on one device.
     """
 
     def __init__(self, config: DecoderConfig, dtype: DTypeLike) -> None:
         assert config.moe is not None
-        self.config, self.shard = config.moe, config.shard
+        self.config, self.shard, self.exchange = config.moe, config.shard, config.exchange
         self.router = Router(config.hidden_size, config.moe, dtype)
         self.experts = Experts(config, dtype)
         shared = config.moe.shared_size
@@ -126,38 +131,70 @@ class MoE(nnx.Module):
         """valid: the tokens that there are; the others, which fill up the step, are given to no expert."""
         with jax.named_scope("router"):
             weights, experts = self.router(x)
+        experts = jnp.where(valid[:, None], experts, self.config.num_experts)
+        if self.exchange is not None:
+            total = self._exchanged(self.exchange, x, weights, experts)
+        else:
+            with jax.named_scope("experts"):
+                total = self._add_up(x, weights, experts)
+        shared = self._of_shared(x)
+        return summed(self.shard, (total if shared is None else total + shared).astype(x.dtype))
+
+    def _of_shared(self, x: Float[Array, "T D"]) -> Float[Array, "T D"] | None:
+        """What the MLP that all tokens share gives, or this device's part of that, in float32."""
+        if self.shared is None:
+            return None
+        shared = self.shared(x).astype(jnp.float32)
+        return shared if self.shared_gate is None else jax.lax.optimization_barrier(shared * self.shared_gate(x))
+
+    def _exchanged(self, exchange: Exchange, x: Float[Array, "T D"], weights: Float[Array, "T A"],
+                   experts: Int[Array, "T A"]) -> Float[Array, "T D"]:
+        """As ``_add_up``, where experts are spread over replicas: of the rows that this device has sent."""
+        count, own = self.config.num_experts, exchange.own_rows(weights)
+        with jax.named_scope("send"):
+            sent = exchange.send(exchange.own_rows(x), exchange.own_rows(experts, count), count,
+                                 own if self.config.weigh_inputs else None)
         with jax.named_scope("experts"):
-            total = self._add_up(x, weights, jnp.where(valid[:, None], experts, self.config.num_experts))
-        if self.shared is not None:
-            shared = self.shared(x).astype(jnp.float32)
-            if self.shared_gate is not None:
-                shared = jax.lax.optimization_barrier(shared * self.shared_gate(x))
-            total = total + shared
-        return summed(self.shard, total.astype(x.dtype))
+            results = self._of_each(sent.rows, sent.numbers, sent.experts, count // exchange.devices)
+        with jax.named_scope("give_back"):
+            parts = exchange.give_back(results, sent)
+        return exchange.at_own_place(
+            _sum_in_order(parts.astype(jnp.float32) if self.config.weigh_inputs else _weighted(parts, own)), x.shape[0])
 
     def _add_up(self, x: Float[Array, "T D"], weights: Float[Array, "T A"], experts: Int[Array, "T A"]
                 ) -> Float[Array, "T D"]:
         """The weighted sum of experts' results, in float32."""
-        tokens, each = experts.shape
         count, own = self.config.num_experts, None
         if self.shard is not None and self.shard.by_expert:
             count //= self.shard.size
             experts = experts - self.shard.index() * count
             own = (experts >= 0) & (experts < count)
             experts = jnp.where(own, experts, count)
+        parts = self._of_each(x, weights, experts, count)
+        parts = parts.astype(jnp.float32) if self.config.weigh_inputs else _weighted(parts, weights)
+        return _sum_in_order(parts if own is None else jnp.where(own[..., None], parts, 0))
+
+    def _of_each(self, x: Float[Array, "T D"], weights: Float[Array, "T A"] | None, experts: Int[Array, "T A"],
+                 count: int) -> Float[Array, "T A D"]:
+        """What each of a row's experts makes of it; of no use where the expert is ``count``, which is none of these.
+
+        weights: what inputs are weighed with, if they are.
+        """
+        tokens, each = experts.shape
         chosen = experts.reshape(-1)
         order = jnp.argsort(chosen)
         sizes = jnp.sum(chosen[:, None] == jnp.arange(count), axis=0, dtype=jnp.int32)
         inputs = x[order // each]
         if self.config.weigh_inputs:
+            assert weights is not None
             inputs = _weighted(inputs, weights.reshape(-1)[order]).astype(x.dtype)
         results = self.experts(inputs, sizes)
         places = jnp.zeros_like(order).at[order].set(jnp.arange(order.shape[0], dtype=order.dtype))
-        parts = results[places].reshape(tokens, each, -1)
-        parts = parts.astype(jnp.float32) if self.config.weigh_inputs else _weighted(parts, weights)
-        if own is not None:
-            parts = jnp.where(own[..., None], parts, 0)
-        return functools.reduce(jnp.add, (parts[:, number] for number in range(each)))
+        return results[places].reshape(tokens, each, -1)
+
+
+def _sum_in_order(parts: Float[Array, "T A D"]) -> Float[Array, "T D"]:
+    return functools.reduce(jnp.add, (parts[:, number] for number in range(parts.shape[1])))
 
 
 def _weighted(x: Float[Array, "*rows D"], weights: Float[Array, "*rows"]) -> Float[Array, "*rows D"]:

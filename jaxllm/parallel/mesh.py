@@ -99,3 +99,8 @@ def takes_turns(mesh: jax.sharding.Mesh | None) -> bool:
     another order than in the other process, or wait for a thread that waits. GPUs have streams.
     """
     return mesh is not None and is_shared(mesh) and jax.default_backend() == "cpu"
+
+
+def stage_mesh(mesh: jax.sharding.Mesh, *, pipe: int = 0) -> jax.sharding.Mesh:
+    """The devices of all replicas' one stage, as a mesh of ``data`` and ``tensor``. mesh: of ``AXES``."""
+    return jax.sharding.Mesh(mesh.devices[:, pipe], (DATA, TENSOR))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,8 @@ class Partition:
     """A model, the devices that compute it, and what each of them has of it.
 
     whole: the model. mesh: of the axis ``tensor`` alone (``jaxllm.parallel.tensor_mesh``); ``None`` for the default
-    device. by_expert: deal out whole experts in place of a part of each one's width.
+    device. by_expert: deal out whole experts in place of a part of each one's width. together: where experts
+    are spread over replicas, of which this is one: the devices of all of them, which compute the layers together.
 
     Raises ``ParameterError`` where the model cannot be shared among so many devices.
     """
@@ -34,11 +35,19 @@ class Partition:
     whole: Model
     mesh: jax.sharding.Mesh | None = None
     by_expert: bool = False
+    together: Partition | None = None
+
+    AXES: ClassVar[tuple[str, ...]] = (TENSOR,)
 
     def __post_init__(self) -> None:
-        if self.mesh is not None and self.mesh.axis_names != (TENSOR,):
-            raise ValueError(f"mesh has the axes {self.mesh.axis_names}; a Partition takes one of {TENSOR!r} alone")
+        if self.mesh is not None and self.mesh.axis_names != self.AXES:
+            raise ValueError(f"mesh has the axes {self.mesh.axis_names}; a {type(self).__name__} takes {self.AXES}")
         _ = self.local
+
+    @property
+    def owner(self) -> Partition:
+        """Whose the parameters are."""
+        return self if self.together is None else self.together
 
     @property
     def size(self) -> int:
@@ -48,6 +57,8 @@ class Partition:
     @functools.cached_property
     def local(self) -> Model:
         """What one device computes; the model itself where there is one. Its specs are of the device's parts."""
+        if self.together is not None:
+            return self.together.local
         if self.size == 1:
             return self.whole
         return dataclasses.replace(self.whole, config=self._rules.local,
@@ -168,8 +179,8 @@ class Partition:
         sharding = self.replicated
         if self.size > 1:
             assert self.mesh is not None
-            sharding = NamedSharding(self.mesh, split.partition_spec(TENSOR))
-        return jax.ShapeDtypeStruct(split.shape(like.shape, devices=self.size), like.dtype, sharding=sharding)
+            sharding = split.sharding(self.mesh)
+        return jax.ShapeDtypeStruct(split.shape(like.shape, devices=len(split.ranges)), like.dtype, sharding=sharding)
 
     @functools.cached_property
     def _rules(self) -> AxisRules:

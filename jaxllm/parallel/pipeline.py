@@ -13,8 +13,9 @@ from jaxllm.errors import ParameterError
 from jaxllm.kv_cache import kv_spec
 from jaxllm.kv_cache.spec import KVSpec
 from jaxllm.models.model import Model
-from jaxllm.parallel.mesh import tensor_mesh
+from jaxllm.parallel.mesh import stage_mesh, tensor_mesh
 from jaxllm.parallel.partition import Partition
+from jaxllm.parallel.spread import SpreadPartition
 
 _FIRST = ("embedding", "project_in", "positions", "embedding_norm")
 _LAST = ("norm", "project_out", "head")
@@ -55,13 +56,20 @@ def replica_partitions(model: Model, mesh: jax.sharding.Mesh | None, *, by_exper
                        ) -> list[Partition | Pipeline]:
     """Where each replica is. mesh: of ``jaxllm.parallel.mesh.AXES``; ``None`` for one on the default device.
 
-    by_expert: as in ``Partition``.
+    by_expert: as in ``Partition``; experts are spread over the replicas too, where there are several without a
+    pipeline. With one, they stay within each replica. Raises ``ParameterError`` where they would be spread over several
+    processes.
     """
     if mesh is None:
         return [Partition(model, by_expert=by_expert)]
     data, pipe, _ = mesh.devices.shape
     if pipe == 1:
-        return [Partition(model, tensor_mesh(mesh, data=number), by_expert) for number in range(data)]
+        spread = by_expert and data > 1 and model.config.moe is not None
+        if spread and jax.process_count() > 1 and len({device.process_index for device in mesh.devices.flat}) > 1:
+            raise ParameterError("enable_expert_parallel", True, "False where replicas are on several processes' "
+                                 "devices: experts are spread over those of one process alone")
+        together = SpreadPartition(model, stage_mesh(mesh), True) if spread else None
+        return [Partition(model, tensor_mesh(mesh, data=number), by_expert, together) for number in range(data)]
     return [Pipeline(model, tuple(tensor_mesh(mesh, data=number, pipe=stage) for stage in range(pipe)), by_expert)
             for number in range(data)]
 

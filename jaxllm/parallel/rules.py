@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from jaxllm.errors import ParameterError
 from jaxllm.models.config import DecoderConfig
+from jaxllm.models.exchange import Exchange
 from jaxllm.models.shard import Shard
-from jaxllm.parallel.mesh import TENSOR
+from jaxllm.parallel.mesh import DATA, TENSOR
 from jaxllm.weights.splits import Ranges
 
 
@@ -40,6 +41,22 @@ def local_config(config: DecoderConfig, size: int, *, by_expert: bool = False) -
         moe=moe,
         shard=Shard(TENSOR, size, by_expert, copies),
     )
+
+
+def exchange_config(config: DecoderConfig, data: int, tensor: int, *, ragged: bool = False) -> DecoderConfig:
+    """The config of what one of ``data * tensor`` devices computes, whole experts being dealt out over all of them and
+    all else, as ``local_config`` says, over ``tensor``. ragged: as in ``Exchange``.
+
+    Raises ``ParameterError`` where a model has no experts, or none for each device.
+    """
+    count = 0 if config.moe is None else config.moe.num_experts
+    if not count or count % (data * tensor):
+        allowed = [str(size) for size in range(1, count // tensor + 1) if count % (size * tensor) == 0]
+        raise ParameterError("data_parallel_size", data, f"one of {', '.join(allowed)} with enable_expert_parallel and "
+                             f"tensor_parallel_size={tensor}: the model has {count} experts" if allowed else
+                             f"1 with enable_expert_parallel: the model has {count} experts for {tensor} devices")
+    local = config if tensor == 1 else local_config(config, tensor, by_expert=True)
+    return dataclasses.replace(local, exchange=Exchange(DATA, TENSOR, data, tensor, ragged))
 
 
 def check_size(config: DecoderConfig, size: int, *, by_expert: bool = False) -> None:

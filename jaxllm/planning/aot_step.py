@@ -11,12 +11,14 @@ from typing import Any
 
 import jax
 
-from jaxllm.parallel.mesh import TENSOR
+from jaxllm.parallel.mesh import DATA, TENSOR
 from jaxllm.parallel.partition import Partition
 from jaxllm.parallel.pipeline import Pipeline, stage_spec
+from jaxllm.parallel.spread import SpreadPartition
 from jaxllm.planning.compiled import TARGETS, CompiledProgram, CompiledStep, StepToCompile, collectives_in
 from jaxllm.runner.buckets import bucket_for
 from jaxllm.runner.keys import Key
+from jaxllm.runner.lockstep import JointPrograms, ReplicaPrograms
 from jaxllm.runner.programs import Programs
 from jaxllm.sampling import Variant
 from pallas_kernels import aot
@@ -26,12 +28,14 @@ from pallas_kernels.aot.gpus import lowering_for
 def compile_programs(step: StepToCompile) -> CompiledStep:
     """Lower and compile the engine's programs, stage by stage."""
     stages = [_programs_of(step, number) for number in range(step.mesh.pipe)]
+    joint = [JointPrograms(stages[0], sys.maxsize)] if step.mesh.spread else []
     tokens = bucket_for(stages[-1].token_buckets, step.decode_tokens)
     rows = bucket_for(stages[-1].row_buckets, min(tokens, step.config.max_num_seqs))
     sample = Key("sample", rows, Variant.GREEDY)
     decode = [program for number, stage in enumerate(stages)
               for program in _compiled(step, stage, number, [*stage.forward_keys(tokens), *[sample] * stage.last])]
-    largest = [program for number, stage in enumerate(stages) for program in _compiled(
+    decode += [program for each in joint for program in _compiled(step, each, 0, each.forward_keys(tokens))]
+    largest = [program for number, stage in enumerate(joint or stages) for program in _compiled(
         step, stage, number, [key for key in stage.forward_keys(stage.token_buckets[-1]) if key.program == "layers"])]
     resident = [sum(program.argument_bytes for program in decode if program.stage == number)
                 for number in range(len(stages))]
@@ -44,6 +48,11 @@ def compile_programs(step: StepToCompile) -> CompiledStep:
 def _programs_of(step: StepToCompile, number: int) -> Programs:
     """The programs of a stage, on GPUs of which nobody has to have one."""
     mesh, config = step.mesh, step.config
+    if mesh.spread:
+        all_gpus = aot.mesh_of(TARGETS[step.gpu], (mesh.data, mesh.tensor), (DATA, TENSOR))
+        own = aot.mesh_of(TARGETS[step.gpu], (mesh.tensor,), (TENSOR,))
+        replica = Partition(step.model, own, True, SpreadPartition(step.model, all_gpus, True))
+        return ReplicaPrograms(step.model, step.kv, config, sys.maxsize, None, replica)
     gpus = aot.mesh_of(TARGETS[step.gpu], (mesh.tensor,), (TENSOR,))
     if mesh.pipe == 1:
         partition, spec = Partition(step.model, gpus, by_expert=mesh.expert_parallel), step.kv
@@ -58,7 +67,7 @@ def _compiled(step: StepToCompile, programs: Programs, stage: int, keys: Iterabl
     """Each program as often as a step runs it: one serves all runs of layers that are alike."""
     for key in keys:
         # A mesh of several says itself what its GPUs are.
-        alone = step.mesh.tensor == 1
+        alone = programs.partition.size == 1
         with lowering_for(TARGETS[step.gpu]) if alone else contextlib.nullcontext():
             lowered = programs.lower(key)
             executable = lowered.compile()

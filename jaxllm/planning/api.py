@@ -97,7 +97,7 @@ def search_mesh(
 ) -> MeshSearch:
     """``plan`` for every mesh of so many GPUs, the best first.
 
-    Compared are meshes that ``LLM`` runs, which those with experts over several replicas are not yet.
+    Experts are spread over several replicas where they cannot be cut: ``plan`` compares those meshes one by one.
 
     Best is the mesh that decodes ``batch`` sequences of ``context`` tokens fastest, those counted that fit at once; of
     meshes within a twentieth of it, the one that needs the fewest GPUs for each layer, and the fewest stages. Those

@@ -10,7 +10,7 @@ from jaxllm.planning.gpus import GPU, START_SECONDS
 from jaxllm.planning.load import StageLoad
 from jaxllm.planning.mesh import MeshSizes
 
-Kind = Literal["all-reduce", "all-gather", "all-to-all", "send"]
+Kind = Literal["all-reduce", "all-gather", "all-to-all", "ragged-all-to-all", "send"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,7 +18,9 @@ class Collective:
     """Exchanges of one kind that a stage makes in a step.
 
     where: after what. axis: over which axis of the mesh, of ``size`` GPUs. count: how many. bytes_each: of the operand
-        on one GPU. sent_bytes: what one GPU sends for all of them. link: over what. seconds: for all of them, at least.
+        on one GPU; of "ragged-all-to-all" of the buffer for what comes, which has room for every token of all GPUs.
+        sent_bytes: what one GPU sends for all of them; with tokens that go to each expert alike. link: over what.
+        seconds: for all of them, at least.
     """
 
     kind: Kind
@@ -41,9 +43,9 @@ def collectives_of(model: Model, mesh: MeshSizes, gpu: GPU, load: StageLoad, tok
     floats, ids = 4, 4
     found: list[Collective] = []
 
-    def add(kind: Kind, where: str, axis: str, size: int, count: int, nbytes: int) -> None:
+    def add(kind: Kind, where: str, axis: str, size: int, count: int, nbytes: int, sent: int | None = None) -> None:
         if size > 1 and count:
-            found.append(_timed(kind, where, axis, size, count, nbytes, mesh, gpu))
+            found.append(_timed(kind, where, axis, size, count, nbytes, mesh, gpu, sent))
 
     first, last = load.layers.start == 0, load.layers.stop == config.num_layers
     if first:
@@ -52,13 +54,24 @@ def collectives_of(model: Model, mesh: MeshSizes, gpu: GPU, load: StageLoad, tok
         squares = tokens * 2 * floats
         add("all-reduce", "queries and keys, of their squares", "tensor", mesh.tensor, len(load.layers), squares)
     add("all-reduce", "attention", "tensor", mesh.tensor, len(load.layers), tokens * row)
-    spread = load.expert_layers if mesh.expert_parallel and mesh.data > 1 else 0
-    add("all-reduce", "MLP and experts", "tensor", mesh.tensor, len(load.layers) - spread, tokens * row)
+    spread = load.expert_layers if mesh.spread else 0
+    add("all-reduce", "MLP and experts", "tensor", mesh.tensor, len(load.layers), tokens * row)
     if spread:
         assert config.moe is not None
-        routed = -(-tokens // mesh.tensor) * config.moe.experts_per_token * row
-        add("all-to-all", "the router and the experts", "experts", mesh.experts, 2 * spread, routed)
-        add("all-reduce", "experts, whose tokens were shared out", "tensor", mesh.tensor, spread, tokens * row)
+        own, taken = -(-tokens // mesh.tensor), config.moe.experts_per_token
+        # Of its own rows a GPU sends each to the others that have one of its experts, and gets a result for each.
+        reached = (mesh.experts - 1) * (1 - (1 - 1 / mesh.experts) ** taken)
+        back = own * taken * (mesh.experts - 1) // mesh.experts
+        add("all-to-all", "the router, numbers of rows", "experts", mesh.experts, 3 * spread, mesh.experts * ids)
+        add("ragged-all-to-all", "the router, rows", "experts", mesh.experts, spread, mesh.experts * own * row,
+            round(own * reached * row))
+        add("ragged-all-to-all", "the router, numbers of experts", "experts", mesh.experts, spread,
+            mesh.experts * own * taken * ids, round(own * reached * taken * ids))
+        if config.moe.weigh_inputs:
+            add("ragged-all-to-all", "the router, weights of experts", "experts", mesh.experts, spread,
+                mesh.experts * own * taken * floats, round(own * reached * taken * floats))
+        add("ragged-all-to-all", "experts, their results", "experts", mesh.experts, spread, own * taken * row,
+            back * row)
     if last:
         add("all-gather", "the head, each row's best token", "tensor", mesh.tensor, 1, sampled * (floats + ids))
     else:
@@ -66,14 +79,16 @@ def collectives_of(model: Model, mesh: MeshSizes, gpu: GPU, load: StageLoad, tok
     return found
 
 
-def _timed(kind: Kind, where: str, axis: str, size: int, count: int, nbytes: int, mesh: MeshSizes, gpu: GPU
-           ) -> Collective:
-    """With what a GPU sends, and the time for it, by rings (Patarasuk and Yuan 2009)."""
+def _timed(kind: Kind, where: str, axis: str, size: int, count: int, nbytes: int, mesh: MeshSizes, gpu: GPU,
+           ragged: int | None) -> Collective:
+    """With what a GPU sends, and the time for it, by rings (Patarasuk and Yuan 2009). ragged: what it sends where that
+    does not follow from the operand."""
     link = mesh.link(gpu, axis)
     sent, hops = {
         "all-reduce": (2 * (size - 1) * nbytes // size, 2 * (size - 1)),
         "all-gather": ((size - 1) * nbytes, size - 1),
         "all-to-all": ((size - 1) * nbytes // size, 1),
+        "ragged-all-to-all": (ragged or 0, 1),
         "send": (nbytes, 1),
     }[kind]
     seconds = START_SECONDS + hops * link.hop_seconds + sent / link.bytes_per_second

@@ -23,14 +23,17 @@ from jaxllm.planning.mesh import MeshSizes
 
 TARGETS = {"a100-40": "a100", "a100-80": "a100", "h100": "h100", "h200": "h200", "b200": "b200"}
 """What the compilers call the GPUs that they know."""
-_KINDS = ("all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-permute", "collective-broadcast")
+_KINDS = ("all-reduce", "all-gather", "all-to-all", "ragged-all-to-all",
+          "reduce-scatter", "collective-permute", "collective-broadcast")
 _OPERATION = re.compile(rf" = (\(?.*?) ({'|'.join(_KINDS)})(-start)?\(")
 _SHAPE = re.compile(r"([a-z]+\d+)\[([\d,]*)\]")
+_SHAPE_TEXT = re.compile(r"[a-z]+\d+\[[\d,]*\]")
 
 
 @dataclasses.dataclass(frozen=True)
 class CompiledCollective:
-    """Operations of one kind in a program: how many, each with an operand of so many bytes on one GPU."""
+    """Operations of one kind in a program: how many, each with an operand of so many bytes on one GPU; of
+    "ragged-all-to-all" with a buffer of so many, for what comes."""
 
     kind: str
     count: int
@@ -97,9 +100,6 @@ def check_compilable(gpu: str, mesh: MeshSizes) -> None:
         raise ParameterError("compile", True, f"False here: {missing}")
     if gpu not in TARGETS:
         raise ParameterError("compile", True, f"False for {gpu}: the compilers know {', '.join(TARGETS)}")
-    if mesh.expert_parallel and mesh.data > 1:
-        raise ParameterError("compile", True, "False for experts over several replicas, which are counted from the "
-                             "model's description alone")
 
 
 def compile_step(step: StepToCompile) -> CompiledStep:
@@ -123,6 +123,8 @@ def collectives_in(text: str, gpus: int) -> Iterator[CompiledCollective]:
         shapes, kind, started = match.groups()
         if started and shapes.startswith("(("):
             operands = _nbytes(shapes[1:shapes.index(")") + 1])
+            if kind == "ragged-all-to-all":  # of what is sent, and of where to
+                operands = _nbytes(_SHAPE_TEXT.findall(shapes)[1])
         else:
             operands = _nbytes(shapes) // (gpus if kind == "all-gather" else 1)
         found[kind, operands] += 1

@@ -20,7 +20,7 @@ class MeshSizes:
 
     Neighbours in the mesh are neighbours in the machine: ``tensor`` changes fastest, then ``pipe``, then ``data``.
 
-    expert_parallel: whether experts are spread over ``data`` x ``tensor``, not over ``tensor`` alone.
+    expert_parallel: whether whole experts are dealt out: over ``data`` x ``tensor``, or with stages over ``tensor``.
     gpus_per_node: of those that ``GPU.link`` connects.
     """
 
@@ -38,12 +38,12 @@ class MeshSizes:
     @property
     def experts(self) -> int:
         """Over how many GPUs the experts of a layer are spread."""
-        return self.tensor * (self.data if self.expert_parallel else 1)
+        return self.tensor * (self.data if self.spread else 1)
 
     @property
-    def runs(self) -> bool:
-        """Whether the engine runs such a mesh, not only plans it: it does not spread experts over replicas yet."""
-        return not (self.expert_parallel and self.data > 1)
+    def spread(self) -> bool:
+        """Whether experts are spread over replicas, which then compute together; pipelines keep their own."""
+        return self.expert_parallel and self.data > 1 and self.pipe == 1
 
     @property
     def nodes(self) -> int:
@@ -60,7 +60,7 @@ class MeshSizes:
     def link(self, gpu: GPU, axis: str) -> Link:
         """What the slowest neighbours along an axis talk over: "tensor", "pipe" or "experts"."""
         reach = {"tensor": self.tensor, "pipe": self.tensor * self.pipe, "experts": self.gpus}[axis]
-        if axis == "experts" and not self.expert_parallel:
+        if axis == "experts" and not self.spread:
             reach = self.tensor
         return gpu.link if reach <= self.gpus_per_node and self._aligned(reach) else gpu.network
 
@@ -88,13 +88,13 @@ class MeshSizes:
 
 
 def meshes_of(gpus: int, config: DecoderConfig, gpus_per_node: int) -> Iterator[MeshSizes]:
-    """Every mesh of so many GPUs that the model can be divided over and the engine runs. Whole experts are dealt out
-    where they cannot be cut: on one replica a step costs as much either way."""
+    """Every mesh of so many GPUs that the model can be divided over. Whole experts are dealt out where they cannot be
+    cut: on one replica a step costs as much either way."""
     for tensor in _divisors(gpus):
         for pipe in _divisors(gpus // tensor):
             meshes = (MeshSizes(gpus // tensor // pipe, pipe, tensor, experts, gpus_per_node)
                       for experts in (False, True))
-            found = next((mesh for mesh in meshes if mesh.runs and _divides(mesh, config)), None)
+            found = next((mesh for mesh in meshes if _divides(mesh, config)), None)
             if found is not None:
                 yield found
 

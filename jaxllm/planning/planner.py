@@ -89,7 +89,7 @@ class Planner:
         config = EngineConfig(
             max_num_seqs=sizes.max_num_seqs, max_num_batched_tokens=sizes.max_num_batched_tokens, max_model_len=longest,
             block_size=sizes.block_size, num_blocks=plan.cache.num_blocks, vocab_size=self.config.vocab_size,
-            windows=self.kv.windows, pipeline_parallel_size=plan.mesh.pipe)
+            windows=self.kv.windows, data_parallel_size=plan.mesh.data, pipeline_parallel_size=plan.mesh.pipe)
         compiled = compile_step(StepToCompile(
             self.gpu.name, self.model, cache_of_one(self.kv, heads), plan.mesh, config, plan.decode.tokens))
         return dataclasses.replace(plan, compiled=compiled, method="compiled")
@@ -158,7 +158,7 @@ class Planner:
         each = -(-running // mesh.data)
         under_way = min(mesh.pipe, each)
         sequences = -(-each // under_way)
-        group = sequences * (mesh.data if mesh.expert_parallel else 1)
+        group = sequences * (mesh.data if mesh.spread else 1)
         exchanged = [collectives_of(self.model, mesh, self.gpu, load, sequences, sequences) for load in loads]
         costs = [decode_cost(load, sequences, group, self.context) for load in loads]
         return step_time(costs, exchanged, self.gpu, self.model.dtype, tokens=sequences, under_way=under_way,
@@ -166,7 +166,7 @@ class Planner:
 
     def _prefill(self, mesh: MeshSizes, loads: list[StageLoad]) -> StepTime:
         tokens = self._step_tokens(mesh)
-        group = tokens * (mesh.data if mesh.expert_parallel else 1)
+        group = tokens * (mesh.data if mesh.spread else 1)
         exchanged = [collectives_of(self.model, mesh, self.gpu, load, tokens, max(tokens // self.context, 1))
                      for load in loads]
         costs = [prefill_cost(load, tokens, group, self.context) for load in loads]
@@ -185,9 +185,8 @@ class Planner:
                          f"{mesh.tensor // self.config.num_kv_heads} GPUs")
         if self.config.latent is not None and mesh.tensor > 1:
             notes.append("latents are shared by all heads: every GPU of a stage keeps all of them")
-        if not mesh.runs:
-            notes.append("experts over several replicas are planned for, and not run yet: LLM deals them out within "
-                         "each replica")
+        if mesh.expert_parallel and mesh.data > 1 and not mesh.spread:
+            notes.append("replicas that are pipelines keep all experts: they are dealt out within each of them")
         if fits and running < self.sizes.batch:
             notes.append(f"{running:,} of the {self.sizes.batch:,} sequences fit at once; the others wait")
         if mesh.tensor > mesh.gpus_per_node:

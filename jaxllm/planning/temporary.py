@@ -39,6 +39,12 @@ def _layer_bytes(model: Model, mesh: MeshSizes, tokens: int) -> int:
         inside = (config.hidden_size + 3 * config.moe.expert_size) * size
         routed = max(inside, config.hidden_size * (size + 4))
         widest = max(widest, config.moe.experts_per_token * routed)
+    if config.moe is not None and mesh.spread:
+        # Room for all tokens of all GPUs, as rows and, before and after each expert, with those that they take.
+        everything = mesh.data * mesh.tensor * -(-tokens // mesh.tensor)
+        pairs = config.moe.experts_per_token * max(2 * config.hidden_size, config.hidden_size + 3
+                                                   * config.moe.expert_size)
+        return (everything * (pairs + config.hidden_size) + 2 * tokens * config.hidden_size) * size
     streams = 1 if mesh.tensor == 1 else 2
     return tokens * (streams * config.hidden_size * size + widest)
 

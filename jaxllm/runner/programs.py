@@ -168,11 +168,14 @@ class Programs:
         """The layers, as many as there are here. Donates ``x`` and ``cache``."""
         written = cache.copy()
         for chunk in self.chunks:
-            x, part = self._run(Key("layers", x.shape[0], chunk.kind), layers[chunk.layers], x,
+            x, part = self._run(Key("layers", self._bucket(x), chunk.kind), layers[chunk.layers], x,
                                 step.select(chunk.groups), [written[number] for number in chunk.arrays])
             for number, array in zip(chunk.arrays, part, strict=True):
                 written[number] = array
         return written, x
+
+    def _bucket(self, x: Array) -> int:
+        return x.shape[0]
 
     def end(self, outer: Params, x: Array, sample_rows: Array) -> tuple[Array, Array]:
         """The hidden rows to sample from, and all."""

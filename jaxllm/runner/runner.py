@@ -141,11 +141,18 @@ class Runner(Stage):
 
     def dispatch(self, plan: StepPlan) -> StepResult:
         """Start one step; the result's arrays are on the device and may not be ready yet."""
+        batch = self._prepare(plan, plan.num_tokens)
+        return self._finish(plan, batch, *self._forward(batch))
+
+    def _prepare(self, plan: StepPlan, num_tokens: int) -> StepBatch:
+        """What precedes ``forward``, and its batch: of the bucket for so many tokens, the plan's or more."""
         self._admit(plan.admitted)
         self.move_blocks(plan)
-        batch = build_batch(plan, bucket_for(self.programs.token_buckets, plan.num_tokens), self.config.max_num_seqs,
-                            self.programs.row_buckets[-1])
-        rows, hidden = self._forward(batch)
+        return build_batch(plan, bucket_for(self.programs.token_buckets, num_tokens), self.config.max_num_seqs,
+                           self.programs.row_buckets[-1])
+
+    def _finish(self, plan: StepPlan, batch: StepBatch, rows: Any, hidden: Any) -> StepResult:
+        """What follows ``forward``, which gave these."""
         prompt_logprobs = list(self._prompt_logprobs(plan, batch.query_start, hidden))
         # Made while ``forward`` runs.
         masks = constraint_masks([sequence.constraint for sequence in plan.sampled], self._mask_words)

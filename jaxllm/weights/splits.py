@@ -28,11 +28,12 @@ class Split:
 
     ranges: of each device, in the array as the model has it. The global array of the devices' parts is those pieces one
     after the other: another order than the model's where matrices are fused, and longer where parts are copied or
-    padded.
+    padded. over: the mesh axes over which the devices lie, by default the last one; along others all have the same.
     """
 
     axis: int | None = None
     ranges: tuple[Ranges, ...] = ()
+    over: tuple[str, ...] = ()
 
     @property
     def part(self) -> int:
@@ -45,9 +46,11 @@ class Split:
         return self.axis is None or (pieces[0][0] == 0 and pieces[-1][1] == length and all(
             before[1] == after[0] for before, after in itertools.pairwise(pieces)))
 
-    def partition_spec(self, axis_name: str) -> PartitionSpec:
+    def sharding(self, mesh: jax.sharding.Mesh) -> NamedSharding:
         """The global array's."""
-        return PartitionSpec() if self.axis is None else PartitionSpec(*[None] * self.axis, axis_name)
+        names = self.over or mesh.axis_names[-1]
+        return NamedSharding(mesh, PartitionSpec() if self.axis is None else PartitionSpec(
+            *[None] * self.axis, names))
 
     def shape(self, shape: Sequence[int], *, devices: int = 1) -> tuple[int, ...]:
         """Of so many devices' parts of an array of this shape."""
@@ -56,11 +59,10 @@ class Split:
         return (*shape[:self.axis], devices * self.part, *shape[self.axis + 1:])
 
     def put(self, array: Any, mesh: jax.sharding.Mesh) -> jax.Array:
-        """The global array on a mesh of one axis: from NumPy's, each device is given its own part; one of JAX's is used
+        """The global array on a mesh: from NumPy's, each device is given its own part; one of JAX's is used
         where it is if it lies so already, and moved between devices if not."""
-        (name,) = mesh.axis_names
-        sharding = NamedSharding(mesh, self.partition_spec(name))
-        shape = self.shape(array.shape, devices=mesh.size)
+        sharding = self.sharding(mesh)
+        shape = self.shape(array.shape, devices=len(self.ranges))
         if isinstance(array, jax.Array) and array.is_fully_addressable and not sharding.is_fully_addressable:
             array = np.asarray(array)  # every process has all of it, and each gives its own devices their parts
         if not isinstance(array, jax.Array):
@@ -71,7 +73,7 @@ class Split:
         if array.sharding.device_set != sharding.device_set:
             if len(array.sharding.device_set) == 1:
                 parts = [jax.device_put(_rearranged(array, self.axis, ranges), device)
-                         for ranges, device in zip(self.ranges, mesh.devices.flat, strict=True)]
+                         for ranges, device in zip(itertools.cycle(self.ranges), mesh.devices.flat, strict=False)]
                 return jax.make_array_from_single_device_arrays(shape, sharding, parts)
             array = jax.device_put(array, NamedSharding(mesh, PartitionSpec()))
         return _compiled(self.axis, pieces, sharding)(array)
@@ -86,9 +88,8 @@ class Split:
             places.setdefault(start, (at, at + min(stop, length) - start))
             at += stop - start
         pieces = tuple(places[start] for start in sorted(places) if start < length)
-        (name,) = mesh.axis_names
-        spec = self.partition_spec(name) if length % mesh.size == 0 else PartitionSpec()
-        return _compiled(self.axis, pieces, NamedSharding(mesh, spec))(array)
+        sharding = (self if length % len(self.ranges) == 0 else WHOLE).sharding(mesh)
+        return _compiled(self.axis, pieces, sharding)(array)
 
     @property
     def _pieces(self) -> list[tuple[int, int]]:

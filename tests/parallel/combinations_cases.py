@@ -26,8 +26,16 @@ EXPERTS = MoEConfig(num_experts=8, experts_per_token=2, expert_size=16, normaliz
 MODELS = {"dense": {}, "moe": {"moe": EXPERTS}, "moe of 8 heads": {"moe": EXPERTS, "num_heads": 8, "num_kv_heads": 8}}
 SHAPES = [shape for shape in itertools.product((1, 2, 4), repeat=3) if shape[0] * shape[1] * shape[2] <= 8]
 """Sizes of data, pipe and tensor."""
+
+
+def spreads(shape):
+    """Whether experts that are dealt out are so over replicas too."""
+    data, pipe, _ = shape
+    return data > 1 and pipe == 1
+
+
 CASES = [(name, shape, by_expert) for name in ("dense", "moe") for shape in SHAPES for by_expert in (False, True)
-         if shape != (1, 1, 1) and (not by_expert or (name == "moe" and shape[2] > 1))]
+         if shape != (1, 1, 1) and (not by_expert or (name == "moe" and (shape[2] > 1 or spreads(shape))))]
 QUICK = [("moe", (2, 2, 2), True)]
 
 
@@ -43,8 +51,9 @@ def engine_over(name, data, pipe, tensor, *, by_expert=False, **sizes):
     model, params = model_and_params(name)
     partitions = replica_partitions(model, chosen_mesh(
         data_parallel_size=data, pipeline_parallel_size=pipe, tensor_parallel_size=tensor), by_expert=by_expert)
-    chosen = EngineSizes(max_model_len=32, max_num_seqs=8, max_num_batched_tokens=max(16, 8 * pipe), block_size=BLOCK,
-                         kv_cache_bytes=POOL, speculative_config=None, **sizes)
+    chosen = EngineSizes(**{
+        "max_model_len": 32, "max_num_seqs": 8, "max_num_batched_tokens": max(16, 8 * pipe), "block_size": BLOCK,
+        "kv_cache_bytes": POOL, "speculative_config": None, **sizes})
     return build_engine(model, lambda: params, chosen, partition=partitions)
 
 
@@ -99,24 +108,27 @@ def test_tokens_and_log_probabilities_are_those_of_one_device(name, shape, by_ex
             assert token in common
             assert all(abs(here[each].logprob - there[each].logprob) < 1e-4 for each in common)
     assert all(stats.num_generated_tokens for stats in engine.replica_stats())
-    check_shares(engine, name, shape)
+    check_shares(engine, name, shape, by_expert=by_expert)
 
 
-def check_shares(engine, name, shape):
+def check_shares(engine, name, shape, *, by_expert):
     """A device has its part of the layers and their cache, its part of embedding and head if its stage has these, and
-    whole only norms and routers."""
+    whole only norms and routers. Of experts that are spread over replicas it has a part of a replica's."""
     model, _ = model_and_params(name)
     data, pipe, tensor = shape
     layers, whole = nbytes(model, "layers."), nbytes(model, "layers.", "norm") + nbytes(model, "layers.", "router")
+    experts = nbytes(model, "layers.", "experts") if by_expert and spreads(shape) else 0
+    mine = (experts // data + layers - experts - whole) // tensor + whole
     padded = -(-model.config.vocab_size // tensor) * CONFIG["hidden_size"] * 4
     of_token = LAYERS * 2 * HEADS * CONFIG["head_dim"] * 4
     devices = []
     for replica in engine.replicas:
         for number, (stage, inner, outer) in enumerate(stages_and_weights(replica)):
             ends = (number == 0) + (number == pipe - 1)
-            held = bytes_by_device(inner)
+            own = stage.partition.local_devices
+            held = {device: size for device, size in bytes_by_device(inner).items() if device in own}
             devices += held
-            assert set(held.values()) == {((layers - whole) // tensor + whole) // pipe}
+            assert set(held.values()) == {mine // pipe}
             assert max(bytes_by_device(outer).values(), default=0) <= ends * padded + nbytes(model, "norm.weight")
             cached = bytes_by_device(jax.tree.leaves(stage.cache))
             assert set(cached) == set(held)
@@ -137,4 +149,4 @@ def test_eight_devices_with_experts_cache_at_least_seven_times_the_tokens_of_one
     for replica in eight.replicas:
         runner = replica.runner
         (_, inner, _), = stages_and_weights(replica)
-        assert max(bytes_by_device(inner).values()) < experts / shape[2] + nbytes(runner.model, "layers.") - experts
+        assert max(bytes_by_device(inner).values()) < experts / 8 + nbytes(runner.model, "layers.") - experts

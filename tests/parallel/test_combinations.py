@@ -12,4 +12,4 @@ def test_a_combination_of_all_axes():
 
 @pytest.mark.sweep
 def test_every_combination_of_all_axes():
-    assert run_cases("combinations_cases.py", mark="sweep") == 16 + 16 + 9 - 1
+    assert run_cases("combinations_cases.py", mark="sweep") == 16 + 16 + 11 - 1

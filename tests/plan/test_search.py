@@ -39,7 +39,6 @@ def test_experts_are_dealt_out_where_they_cannot_be_cut():
     config = json.loads((CONFIGS / "qwen3-30b-a3b.json").read_text()) | {"moe_intermediate_size": 760}
     found = jaxllm.search_mesh(config, "h200", 16)
     assert {"T16 + experts", "T8 x D2"} < set(names(found))
-    assert all(plan.mesh.runs for plan in found.plans)
 
 
 def test_meshes_that_do_not_fit_come_last_and_are_counted():

@@ -32,9 +32,21 @@ def test_stages_hand_the_hidden_rows_of_their_share_of_the_batch_on():
     assert table(plan) == [("send", "pipe", 1, 16 * ROW)] * 3
 
 
-def test_experts_over_replicas_exchange_rows_twice_per_layer():
+def test_experts_over_replicas_exchange_rows_and_results_once_per_layer():
     plan = planned("qwen3-30b-a3b", data=8, experts=True, batch=64)
-    assert table(plan) == [("all-to-all", "experts", 2 * 48, 8 * 8 * 2048 * 2)]
+    row = 2048 * 2
+    assert table(plan) == [
+        ("all-to-all", "experts", 3 * 48, 8 * 4), ("ragged-all-to-all", "experts", 48, 8 * 8 * row),
+        ("ragged-all-to-all", "experts", 48, 8 * 8 * 8 * 4), ("ragged-all-to-all", "experts", 48, 8 * 8 * row)]
+    reached = 7 * (1 - (7 / 8) ** 8)  # other GPUs that have one of a token's experts
+    assert [each.sent_bytes for each in plan.collectives[1:]] == [
+        48 * round(8 * reached * row), 48 * round(8 * reached * 8 * 4), 48 * 8 * 8 * 7 // 8 * row]
+
+
+def test_replicas_that_are_pipelines_keep_their_experts():
+    plan = planned("qwen3-30b-a3b", data=2, pipe=2, tensor=4, experts=True)
+    assert {each.kind for each in plan.collectives} == {"all-reduce", "all-gather", "send"}
+    assert any("keep all experts" in note for note in plan.notes)
 
 
 def test_what_goes_beyond_a_node_goes_over_its_network():
