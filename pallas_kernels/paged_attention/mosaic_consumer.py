@@ -130,8 +130,8 @@ def _attend_tile(
         factors = jnp.where((at >= item.low) & (at < item.high), across(scales, weights.shape), 0.0)
         weights = (weights * factors).astype(refs.v_tile.dtype)
         return new_largest, total, add_product(values, weights, refs.v_tile, interpret=plan.interpret)
-    _await_values(plan, refs, warpgroup, item, tile, stage)
     weights = weights.astype(refs.v_ring.dtype)
+    _await_values(plan, refs, warpgroup, item, tile, stage)
     values = add_product(values, weights, refs.v_ring.at[stage], interpret=plan.interpret)
     plgpu.barrier_arrive(refs.v_free.at[stage])
     return new_largest, total, values
