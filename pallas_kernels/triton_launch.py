@@ -14,10 +14,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, DTypeLike
 
 FLOATS = (jnp.bfloat16, jnp.float16)
 """What tensor cores multiply here."""
+OLDEST_WITH_FLOAT8 = 89
+"""Compute capability, ten times: where GPUs convert it."""
 
 
 def unavailable() -> str | None:
@@ -41,6 +43,17 @@ def compute_capability() -> int:
     from jax_triton import triton_lib
 
     return int(triton_lib.make_cuda_target(None, 1).arch)
+
+
+def float8_unsupported(what: str, dtype: DTypeLike) -> str | None:
+    """Why ``what``, numbers of that dtype, cannot be read or written on the GPU being traced for, or ``None``.
+
+    Older GPUs have no instruction that converts float8, and Triton's compiler refuses it there.
+    """
+    if dtype != jnp.float8_e4m3fn or not 0 < (capability := compute_capability()) < OLDEST_WITH_FLOAT8:
+        return None
+    return (f"{what} in float8 need a GPU of compute capability 8.9 or newer, and this has "
+            f"{capability // 10}.{capability % 10}")
 
 
 def launch(

@@ -99,6 +99,8 @@ class EngineOptions:
         "--kv-cache-dtype", "auto (as --dtype), that dtype, int8 or fp8.", show_default=True)] = "auto"
     gpu_memory_utilization: Annotated[float, _engine(
         "--gpu-memory-utilization", "Share of a GPU's memory to use.", show_default=True)] = 0.9
+    deterministic: Annotated[bool, _engine(
+        "--deterministic", "The same bits in any batch on a GPU too, as always on a CPU.")] = False
     tensor_parallel_size: Annotated[int, _engine(
         "--tensor-parallel-size", "Devices that share every layer.", show_default=True)] = 1
     enable_expert_parallel: Annotated[bool, _engine(

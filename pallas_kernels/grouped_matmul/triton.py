@@ -10,16 +10,12 @@ from jaxtyping import Array, Float, Float32, Int32
 
 from pallas_kernels.gpu_tiles import matmul_tile
 from pallas_kernels.matmul import triton as matmul_triton
-from pallas_kernels.triton_launch import compute_capability, launch
-
-OLDEST_WITH_FLOAT8 = 89
+from pallas_kernels.triton_launch import compute_capability, float8_unsupported, launch
 
 
 def unsupported(x: Array, weights: Array, out_dtype: np.dtype, **others: Any) -> str | None:
     """Why these operands are left to another implementation, or ``None``."""
-    if weights.dtype == jnp.float8_e4m3fn and 0 < compute_capability() < OLDEST_WITH_FLOAT8:
-        return "weights in float8 need a GPU of compute capability 8.9 or newer"
-    return matmul_triton.unsupported(x, out_dtype)
+    return float8_unsupported("weights", weights.dtype) or matmul_triton.unsupported(x, out_dtype)
 
 
 def grouped_matmul_triton(

@@ -7,15 +7,15 @@ from typing import Any
 from jaxtyping import Array, Float, Int32
 
 from pallas_kernels.scaled_pool import Pool, ScaledPool, largest_of
-from pallas_kernels.triton_launch import FLOATS, launch, power_of_two
+from pallas_kernels.triton_launch import FLOATS, float8_unsupported, launch, power_of_two
 
 _FEW_TOKENS = 256
 LARGEST_HEAD_DIM = 256
 
 
-def unsupported(k: Array, v: Array, **others: Any) -> str | None:
+def unsupported(k_pool: Pool, k: Array, v: Array, **others: Any) -> str | None:
     """Why these operands are left to another implementation, or ``None``."""
-    return heads_unsupported(k, v)
+    return heads_unsupported(k, v) or float8_unsupported("pools", k_pool.dtype)
 
 
 def kv_write_triton(

@@ -36,6 +36,15 @@ ATTENTION: dict[str, dict[int, AttentionTiles]] = {
 }
 """By architecture and head size."""
 
+SCALED_ATTENTION: dict[str, dict[int, AttentionTiles]] = {
+    "hopper": {
+        64: AttentionTiles(keys=64, split=512, consumers=2, stages=4),
+        128: AttentionTiles(keys=64, split=512, consumers=2, stages=4),
+    },
+}
+"""The same over pools in bytes: beside their rings shared memory holds a tile of each as 16-bit numbers. For heads of
+256 a thread's registers do not hold what decoding takes beside the sum of values: hundreds of bytes are spilled."""
+
 
 @dataclass(frozen=True)
 class MatmulTiles:

@@ -12,6 +12,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array
 
 from pallas_kernels.mosaic_gpu.wgmma import add_product, product
+from pallas_kernels.paged_attention.mosaic_bytes import across, decode_keys, decode_values
 from pallas_kernels.paged_attention.mosaic_plan import Item, Plan, Refs
 from pallas_kernels.paged_attention.mosaic_softmax import finish, merge, merge_sums, reference, whole, wide
 from pallas_kernels.paged_attention.mosaic_work import GRANULE, ROWS_PER_WARPGROUP
@@ -92,8 +93,15 @@ def _attend_tile(
     begin = tile * keys
 
     plgpu.barrier_wait(refs.k_full.at[stage])
-    logits = plan.scores.of(product(refs.q_tiles.at[warpgroup], refs.k_ring.at[stage].transpose((1, 0))))
-    plgpu.barrier_arrive(refs.k_free.at[stage])
+    if plan.scaled:
+        scales = decode_keys(plan, refs, warpgroup, stage)
+        plgpu.barrier_arrive(refs.k_free.at[stage])
+        products = product(refs.q_tiles.at[warpgroup], refs.k_tile.transpose((1, 0)))
+        products *= across(scales, products.shape)
+    else:
+        products = product(refs.q_tiles.at[warpgroup], refs.k_ring.at[stage].transpose((1, 0)))
+        plgpu.barrier_arrive(refs.k_free.at[stage])
+    logits = plan.scores.of(products)
 
     hidden = (begin + (keys - 1) > item.position) | (begin < item.low)
     if plan.scores.window is not None:
@@ -114,8 +122,15 @@ def _attend_tile(
     rescale = jnp.exp2(largest - relative)
     total = total * rescale + jnp.sum(weights, axis=1)
     values *= wide(rescale, values.shape)
+    if plan.scaled:
+        plgpu.barrier_wait(refs.v_full.at[stage])
+        scales = decode_values(plan, refs, warpgroup, item, begin, stage)
+        plgpu.barrier_arrive(refs.v_free.at[stage])
+        at = begin + plgpu.broadcasted_iota(jnp.int32, weights.shape, 1, layout=plgpu.Layout.WGMMA)
+        factors = jnp.where((at >= item.low) & (at < item.high), across(scales, weights.shape), 0.0)
+        weights = (weights * factors).astype(refs.v_tile.dtype)
+        return new_largest, total, add_product(values, weights, refs.v_tile, interpret=plan.interpret)
     weights = weights.astype(refs.v_ring.dtype)
-
     _await_values(plan, refs, warpgroup, item, tile, stage)
     values = add_product(values, weights, refs.v_ring.at[stage], interpret=plan.interpret)
     plgpu.barrier_arrive(refs.v_free.at[stage])
@@ -128,8 +143,14 @@ def _skip_tile(
     """What a consumer without queries owes the others."""
     stage = plan.stage(number_at_zero + tile)
     plgpu.barrier_wait(refs.k_full.at[stage])
+    if plan.scaled:
+        decode_keys(plan, refs, warpgroup, stage)
     plgpu.barrier_arrive(refs.k_free.at[stage])
-    _await_values(plan, refs, warpgroup, item, tile, stage)
+    if plan.scaled:
+        plgpu.barrier_wait(refs.v_full.at[stage])
+        decode_values(plan, refs, warpgroup, item, tile * plan.sizes.tiles.keys, stage)
+    else:
+        _await_values(plan, refs, warpgroup, item, tile, stage)
     plgpu.barrier_arrive(refs.v_free.at[stage])
 
 

@@ -29,6 +29,7 @@ from pallas_kernels.paged_attention.mosaic_plan import Item, Plan, Refs
 from pallas_kernels.paged_attention.mosaic_producer import produce
 from pallas_kernels.paged_attention.mosaic_softmax import Scores
 from pallas_kernels.paged_attention.mosaic_work import ITEM_FIELDS, ROWS_PER_WARPGROUP, Sizes
+from pallas_kernels.scaled_pool import Pool, ScaledPool
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,8 @@ class Results:
 
 def attend(
     q: Float[Array, "K Q H"],
-    k_pool: Float[Array, "P K S H"],
-    v_pool: Float[Array, "P K S H"],
+    k_pool: Pool,
+    v_pool: Pool,
     tables: Int32[Array, "R M"],
     items: Int32[Array, "I 8"],
     num_items: Int32[Array, " 1"],
@@ -59,7 +60,8 @@ def attend(
     interpret: Any,
 ) -> Results:
     """Run all items; what belongs to no item is left as it was, that is, undefined."""
-    plan = Plan(sizes, scores, k_pool.shape[2], num_multiprocessors, sinks is not None, bool(interpret))
+    scaled = isinstance(k_pool, ScaledPool)
+    plan = Plan(sizes, scores, k_pool.shape[2], num_multiprocessors, sinks is not None, scaled, bool(interpret))
     num_kv_heads, packed_rows, head_dim = q.shape
     slots = (max(1, sizes.num_slots), sizes.slot_rows)
     results = plgpu.kernel(
@@ -71,7 +73,7 @@ def attend(
             jax.ShapeDtypeStruct(slots, jnp.float32),
             jax.ShapeDtypeStruct(slots, jnp.float32),
         ),
-        scratch_types=_scratch(plan, q.dtype),
+        scratch_types=_scratch(plan, q.dtype, k_pool.dtype),
         grid=(num_multiprocessors,),
         grid_names=("block",),
         num_threads=sizes.tiles.consumers + 1,
@@ -79,26 +81,37 @@ def attend(
         kernel_name="paged_attention",
         compiler_params=plgpu.CompilerParams(approx_math=True, reduction_scratch_bytes=0),
         interpret=interpret,
-    )(q, k_pool, v_pool, tables, items, num_items, positions, *([] if sinks is None else [sinks]))
+    )(q, *(pool.values if isinstance(pool, ScaledPool) else pool for pool in (k_pool, v_pool)), tables, items,
+      num_items, positions, *([] if sinks is None else [sinks]),
+      *(pool.scales for pool in (k_pool, v_pool) if isinstance(pool, ScaledPool)))
     return Results(*results)
 
 
-def _scratch(plan: Plan, dtype: Any) -> list[Any]:
+def _scratch(plan: Plan, dtype: Any, kept: Any) -> list[Any]:
+    """kept: dtype of the pools."""
     tiles, head_dim = plan.sizes.tiles, plan.sizes.head_dim
     rows = (tiles.consumers, ROWS_PER_WARPGROUP)
-    pieces = max(1, tiles.keys // plan.block_size)
+    pieces = max(1, tiles.keys // plan.block_size) * (2 if plan.scaled else 1)
+    scaled = [
+        plgpu.SMEM((2, tiles.stages, tiles.keys), jnp.float32),
+        plgpu.SMEM((tiles.keys, head_dim), dtype),
+        plgpu.SMEM((tiles.keys, head_dim), jnp.bfloat16),
+        plgpu.Barrier(num_arrivals=tiles.consumers),
+        plgpu.Barrier(num_arrivals=tiles.consumers),
+    ]
     return [
         plgpu.SMEM((*rows, head_dim), dtype),
         plgpu.SMEM((*rows, head_dim), jnp.float32),
         plgpu.SMEM((2, *rows), jnp.float32),
-        plgpu.SMEM((tiles.stages, tiles.keys, head_dim), dtype),
-        plgpu.SMEM((tiles.stages, tiles.keys, head_dim), dtype),
+        plgpu.SMEM((tiles.stages, tiles.keys, head_dim), kept),
+        plgpu.SMEM((tiles.stages, tiles.keys, head_dim), kept),
         plgpu.Barrier(num_barriers=tiles.consumers),
         plgpu.Barrier(num_arrivals=pieces, num_barriers=tiles.stages),
         plgpu.Barrier(num_arrivals=pieces, num_barriers=tiles.stages),
         plgpu.Barrier(num_arrivals=tiles.consumers, num_barriers=tiles.stages),
         plgpu.Barrier(num_arrivals=tiles.consumers, num_barriers=tiles.stages),
         plgpu.Barrier(num_arrivals=tiles.consumers),
+        *(scaled if plan.scaled else ()),
     ]
 
 
@@ -106,7 +119,7 @@ def _body(*all_refs: Any, plan: Plan) -> None:
     """The kernel, by warpgroup."""
     warpgroup = lax.axis_index("warpgroup")
     consumers = plan.sizes.tiles.consumers
-    refs = Refs.of(all_refs, plan.has_sinks)
+    refs = Refs.of(all_refs, plan)
 
     @pl.when(warpgroup < consumers)
     def _() -> None:

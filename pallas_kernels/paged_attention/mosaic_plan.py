@@ -31,13 +31,14 @@ class Item:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is fixed while a kernel is traced. num_blocks: thread blocks."""
+    """What is fixed while a kernel is traced. num_blocks: thread blocks. scaled: pools are in bytes, with scales."""
 
     sizes: Sizes
     scores: Scores
     block_size: int
     num_blocks: int
     has_sinks: bool
+    scaled: bool
     interpret: bool
 
     def tiles(self, item: Item) -> tuple[Array, Array]:
@@ -62,6 +63,8 @@ class Refs:
     num_items: Any
     positions: Any
     sinks: Any
+    k_scales: Any
+    v_scales: Any
     out: Any
     lse: Any
     partial_values: Any
@@ -78,11 +81,18 @@ class Refs:
     k_free: Any
     v_free: Any
     clean: Any
+    scale_rings: Any
+    k_tile: Any
+    v_tile: Any
+    k_ready: Any
+    v_ready: Any
 
     @classmethod
-    def of(cls, refs: tuple[Any, ...], has_sinks: bool) -> Refs:
-        """Of a kernel's references in order, with or without those of sinks."""
-        fields = list(refs)
-        if not has_sinks:
-            fields.insert([field.name for field in dataclasses.fields(cls)].index("sinks"), None)
-        return cls(*fields)
+    def of(cls, refs: tuple[Any, ...], plan: Plan) -> Refs:
+        """Of a kernel's references in order, which lack those of sinks and of scales where there are none."""
+        absent = {*(() if plan.has_sinks else ("sinks",)), *(() if plan.scaled else _OF_SCALED)}
+        present = [field.name for field in dataclasses.fields(cls) if field.name not in absent]
+        return cls(**dict.fromkeys(absent), **dict(zip(present, refs, strict=True)))
+
+
+_OF_SCALED = ("k_scales", "v_scales", "scale_rings", "k_tile", "v_tile", "k_ready", "v_ready")

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from pallas_kernels.mosaic_gpu.device import architecture, num_multiprocessors
-from pallas_kernels.mosaic_gpu.tiles import ATTENTION, AttentionTiles
+from pallas_kernels.mosaic_gpu.tiles import ATTENTION, SCALED_ATTENTION, AttentionTiles
 from pallas_kernels.paged_attention.metadata import PagedAttentionMetadata
 from pallas_kernels.paged_attention.mosaic_kernel import attend
 from pallas_kernels.paged_attention.mosaic_merge import merge_splits
@@ -25,14 +25,15 @@ def unsupported(
     """Why operands of the contract are not taken, or ``None``."""
     if q.dtype not in (jnp.bfloat16, jnp.float16):
         return f"it computes bfloat16 and float16, not {q.dtype}"
-    if isinstance(k_pool, ScaledPool):
-        return f"it reads pools of bfloat16 and float16, not {k_pool.dtype}"
     if options.get("alibi_slopes") is not None:
         return "it knows no alibi_slopes"
     if options.get("chunk") is not None:
         return "it knows no chunk"
-    if q.shape[2] not in ATTENTION["hopper"]:
-        return f"head dims are {', '.join(map(str, ATTENTION['hopper']))}, not {q.shape[2]}"
+    scaled = isinstance(k_pool, ScaledPool)
+    head_dims = (SCALED_ATTENTION if scaled else ATTENTION)["hopper"]
+    if q.shape[2] not in head_dims:
+        return f"head dims{' over pools in bytes' if scaled else ''} are {', '.join(map(str, head_dims))}, " \
+               f"not {q.shape[2]}"
     if metadata.block_size not in BLOCK_SIZES:
         return f"block sizes are {', '.join(map(str, BLOCK_SIZES))}, not {metadata.block_size}"
     return None
@@ -60,17 +61,16 @@ def paged_attention_pallas(
     tiles: in place of the table's, for tuning and tests.
     interpret: an ``InterpretGPUParams`` to run in JAX's interpreter.
     """
-    if isinstance(k_pool, ScaledPool) or isinstance(v_pool, ScaledPool):
-        raise ValueError(f"the pools must be arrays, got {type(k_pool).__name__}s")
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads, block_size = k_pool.shape[1:3]
+    table = SCALED_ATTENTION if isinstance(k_pool, ScaledPool) else ATTENTION
     sizes = Sizes(
         num_tokens=num_tokens,
         num_rows=metadata.lengths.shape[0],
         num_kv_heads=num_kv_heads,
         group=num_heads // num_kv_heads,
         head_dim=head_dim,
-        tiles=tiles or ATTENTION["hopper" if interpret else architecture()][head_dim],
+        tiles=tiles or table["hopper" if interpret else architecture()][head_dim],
         max_context=metadata.tables.shape[1] * block_size,
     )
     work = cut_into_items(metadata, sizes, window)

@@ -13,7 +13,7 @@ from pallas_kernels.gpu_tiles import AttentionTile, attention_tiles
 from pallas_kernels.kv_write.triton import split_pools
 from pallas_kernels.paged_attention.metadata import PagedAttentionMetadata
 from pallas_kernels.scaled_pool import Pool, ScaledPool
-from pallas_kernels.triton_launch import FLOATS, compute_capability, launch, power_of_two
+from pallas_kernels.triton_launch import FLOATS, compute_capability, float8_unsupported, launch, power_of_two
 
 LARGEST_HEAD_DIM = 256
 SMALLEST_BLOCK, LARGEST_BLOCK = 16, 256
@@ -35,7 +35,7 @@ def unsupported(q: Array, k_pool: Pool, v_pool: Pool, **options: Any) -> str | N
         return f"blocks have 16, 32, 64, 128 or 256 slots, not {block_size}"
     if q.shape[1] // k_pool.shape[1] > LARGEST_GROUP:
         return f"up to {LARGEST_GROUP} query heads share a kv head, not {q.shape[1] // k_pool.shape[1]}"
-    return None
+    return float8_unsupported("pools", k_pool.dtype)
 
 
 def paged_attention_triton(

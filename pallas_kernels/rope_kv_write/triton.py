@@ -9,12 +9,12 @@ from jaxtyping import Array, Float, Int32
 
 from pallas_kernels.kv_write.triton import heads_unsupported, join_pools, split_pools, tokens_of_a_program
 from pallas_kernels.scaled_pool import Pool, largest_of
-from pallas_kernels.triton_launch import launch, power_of_two
+from pallas_kernels.triton_launch import float8_unsupported, launch, power_of_two
 
 
-def unsupported(qkv: Array, **others: Any) -> str | None:
+def unsupported(k_pool: Pool, qkv: Array, **others: Any) -> str | None:
     """Why these operands are left to another implementation, or ``None``."""
-    return heads_unsupported(qkv)
+    return heads_unsupported(qkv) or float8_unsupported("pools", k_pool.dtype)
 
 
 def rope_kv_write_triton(

@@ -24,6 +24,12 @@ def test_one_prompt_is_answered_as_chat_and_text_alone_is_on_standard_output(gen
     assert "10 tokens, finish: length" in result.stderr
 
 
+def test_deterministic_changes_nothing_on_a_cpu(generate):
+    plain, deterministic = (generate("hi", "-q", "--max-tokens", 10, *flag) for flag in ((), ("--deterministic",)))
+    assert deterministic.exit_code == 0
+    assert deterministic.stdout == plain.stdout
+
+
 def test_raw_completes_standard_input_as_it_is_without_its_last_newline(generate, llm):
     result = generate("--raw", "--max-tokens", 10, "-q", stdin="once\nupon\n")
     assert (result.exit_code, result.stderr) == (0, "")

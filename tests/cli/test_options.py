@@ -89,7 +89,8 @@ def test_values_that_no_model_can_honour_are_wrong_usage():
 
 def test_engine_options_are_the_engines_names():
     assert set(EngineOptions().sizes()) <= {field.name for field in dataclasses.fields(EngineSizes)}
-    assert EngineSizes(**EngineOptions(block_size=16).sizes()) == EngineSizes(block_size=16)
+    given = {"block_size": 16, "deterministic": True}
+    assert EngineSizes(**EngineOptions(**given).sizes()) == EngineSizes(**given)
 
 
 def test_a_group_becomes_one_parameter_per_field():

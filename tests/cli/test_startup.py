@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from jaxllm.cli.options import ModelOptions, SamplingOptions
-from jaxllm.cli.startup import enough_seqs, open_checkpoint, uncollected
+from jaxllm.cli.options import EngineOptions, ModelOptions, SamplingOptions
+from jaxllm.cli.startup import enough_seqs, open_checkpoint, start, uncollected
 from jaxllm.tokenization import from_folder
 
 
@@ -44,3 +44,14 @@ def test_the_models_recommendation_is_under_what_the_user_asks_for(folder, tmp_p
     checkpoint = open_checkpoint(ModelOptions(model=str(tmp_path)))
     params = checkpoint.sampling_params(SamplingOptions(top_p=0.5, max_tokens=3), n=2)
     assert (params.temperature, params.top_p, params.max_tokens, params.n) == (0.6, 0.5, 3, 2)
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_start_is_deterministic_when_that_is_asked_for(folder, monkeypatch, given):
+    seen = {}
+    monkeypatch.setattr("jaxllm.llm.LLM", lambda source, **arguments: seen.update(arguments))
+    model = ModelOptions(model=str(folder))
+    checkpoint = open_checkpoint(model)
+    start(checkpoint, model, EngineOptions(deterministic=given), num_seqs=1, num_tokens=1,
+          params=checkpoint.sampling_params(SamplingOptions(max_tokens=1)))
+    assert seen["deterministic"] is given

@@ -67,7 +67,8 @@ def _attend_here(
         mosaic_work.PARTIAL_BYTES = partial_bytes
         _attend.clear_cache()
     out, lse = _attend(
-        *map(jnp.asarray, (case.q, case.k_pool, case.v_pool, case.tables, case.query_start, case.lengths)),
+        *jax.tree.map(
+            jnp.asarray, (case.q, case.k_pool, case.v_pool, case.tables, case.query_start, case.lengths)),
         None if sinks is None else jnp.asarray(sinks, jnp.float32), **options)
     result = np.asarray(out.astype(jnp.float32)), np.asarray(lse)
     faulthandler.cancel_dump_traceback_later()

@@ -7,22 +7,29 @@ a unit in the last place twice; the lse is float32 throughout. Everything that m
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from kernels import mosaic_interpreter as mosaic
 from kernels import paged_cases as pc
 
-from pallas_kernels.mosaic_gpu.tiles import ATTENTION, AttentionTiles
+from pallas_kernels.mosaic_gpu.tiles import ATTENTION, SCALED_ATTENTION, AttentionTiles
 
-UNIT = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
+UNIT = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "int8": 2.0**-7, "float8_e4m3fn": 2.0**-7}
+"""By the dtype of a case. Over pools in bytes it is twice bfloat16's: weights times scales are rounded to bfloat16, as
+the output is, each by up to 2^-8 of itself, and with a single key neither rounding averages out."""
 SMALL_SHAPE = pc.Shape(4, 2, 64, 16, blocks_per_row=20)
+SCALED = ["int8", "float8_e4m3fn"]
 
 
-def check(shape, counts, lengths, num_tokens, *, tiles=mosaic.SMALL, seed=0, build=None, **options):
+def check(shape, counts, lengths, num_tokens, *, tiles=mosaic.SMALL, seed=0, build=None, queries=None, **options):
     rng = np.random.default_rng(seed)
     if options.pop("with_sinks", False):
         options["sinks"] = rng.standard_normal(shape.num_heads) * 2
     case = pc.build(rng, shape, counts, lengths, num_tokens, window=options.get("window"), **(build or {}))
+    if queries is not None:
+        case = dataclasses.replace(case, q=case.q.astype(queries))
     out, lse = mosaic.attend(case, tiles=tiles, **options)
     expected, expected_lse = pc.expected(case, **options)
     np.testing.assert_allclose(out, expected, rtol=0, atol=UNIT[shape.dtype] * case.largest)
@@ -32,9 +39,11 @@ def check(shape, counts, lengths, num_tokens, *, tiles=mosaic.SMALL, seed=0, bui
     assert (lse[real:] == -np.inf).all()
 
 
-def test_a_mixed_step_with_every_option_equals_the_oracle():
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", pytest.param("float8_e4m3fn", marks=pytest.mark.sweep)])
+def test_a_mixed_step_with_every_option_equals_the_oracle(dtype):
     """An idle row, a short and a split decode, chunks of one tile and of two; everything that an option changes."""
-    check(SMALL_SHAPE, [1, 0, 7, 1, 70], [17, 0, 20, 300, 190], 96, window=150, soft_cap=5.0, with_sinks=True)
+    shape = dataclasses.replace(SMALL_SHAPE, dtype=dtype)
+    check(shape, [1, 0, 7, 1, 70], [17, 0, 20, 300, 190], 96, window=150, soft_cap=5.0, with_sinks=True)
 
 
 @pytest.mark.sweep
@@ -54,6 +63,36 @@ def test_heads_blocks_and_dtypes_equal_the_oracle(heads, block_size, dtype):
     shape = pc.Shape(*heads, block_size, dtype, blocks_per_row=-(-320 // block_size))
     check(shape, [1, 0, 7, 1], [17, 0, 20, 300], 12, tiles=ATTENTION["hopper"][heads[2]]
           if heads[2] != 64 else mosaic.SMALL)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(("dtype", "options"), [
+    ("int8", {}), ("float8_e4m3fn", {}), ("float8_e4m3fn", {"window": 5}), ("int8", {"window": 1}),
+    ("int8", {"window": 140, "with_sinks": True})], ids=str)
+def test_options_over_pools_in_bytes_equal_the_oracle(dtype, options):
+    shape = dataclasses.replace(SMALL_SHAPE, dtype=dtype)
+    check(shape, [1, 0, 7, 1, 70], [17, 0, 20, 300, 190], 96, **options)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(("heads", "block_size", "dtype"), [
+    ((6, 2, 64), 64, "int8"), ((16, 1, 128), 256, "int8"), ((4, 1, 128), 16, "float8_e4m3fn")], ids=str)
+def test_heads_and_blocks_over_pools_in_bytes_equal_the_oracle(heads, block_size, dtype):
+    shape = pc.Shape(*heads, block_size, dtype, blocks_per_row=-(-320 // block_size))
+    check(shape, [1, 0, 7, 1], [17, 0, 20, 300], 12, tiles=SCALED_ATTENTION["hopper"][heads[2]])
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(("dtype", "lengths"), [
+    ("int8", (1, 15, 16)), ("float8_e4m3fn", (17, 63, 64)), ("float8_e4m3fn", (65, 127, 1)), ("int8", (129, 255, 257))])
+def test_lengths_around_boundaries_over_pools_in_bytes(dtype, lengths):
+    check(dataclasses.replace(SMALL_SHAPE, dtype=dtype), [1, 2, 1], lengths, 8)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("dtype", SCALED)
+def test_queries_in_float16_over_pools_in_bytes_equal_the_oracle(dtype):
+    check(dataclasses.replace(SMALL_SHAPE, dtype=dtype), [1, 9], [300, 40], 16, queries=np.float16)
 
 
 @pytest.mark.sweep
@@ -89,17 +128,19 @@ def test_rows_share_the_blocks_of_a_common_prefix():
     check(SMALL_SHAPE, [1, 1, 20], [40, 264, 60], 32, build={"shared_blocks": 2})
 
 
-def test_a_query_has_the_same_bits_split_over_its_keys_whole_and_in_a_chunk():
+@pytest.mark.parametrize("dtype", ["bfloat16", *(pytest.param(dtype, marks=pytest.mark.sweep) for dtype in SCALED)])
+def test_a_query_has_the_same_bits_split_over_its_keys_whole_and_in_a_chunk(dtype):
     """A decode alone, in company, without room for its splits, and as the last token of a chunk."""
+    shape = dataclasses.replace(SMALL_SHAPE, dtype=dtype)
     rng = np.random.default_rng(1)
-    kv = pc.contexts(rng, SMALL_SHAPE, [300])
-    other = pc.contexts(rng, SMALL_SHAPE, [77])
-    chunk = pc.build(rng, SMALL_SHAPE, [9, 0], [300, 0], 12, kv=[*kv, *pc.contexts(rng, SMALL_SHAPE, [0])])
+    kv = pc.contexts(rng, shape, [300])
+    other = pc.contexts(rng, shape, [77])
+    chunk = pc.build(rng, shape, [9, 0], [300, 0], 12, kv=[*kv, *pc.contexts(rng, shape, [0])])
     query = chunk.q[8].copy()
 
     def decode(company, **options):
-        case = pc.build(rng, SMALL_SHAPE, [1, 1], [77, 300], 12, kv=[*other, *kv]) if company else pc.build(
-            rng, SMALL_SHAPE, [1, 0], [300, 0], 12, kv=[*kv, *pc.contexts(rng, SMALL_SHAPE, [0])])
+        case = pc.build(rng, shape, [1, 1], [77, 300], 12, kv=[*other, *kv]) if company else pc.build(
+            rng, shape, [1, 0], [300, 0], 12, kv=[*kv, *pc.contexts(rng, shape, [0])])
         case.q[int(company)] = query
         out, lse = mosaic.attend(case, **options)
         return out[int(company)], lse[int(company)]
