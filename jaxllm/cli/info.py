@@ -130,7 +130,8 @@ def _memory(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
         parts = [f"{running[name]} {name}" for name in ("replicas", "stages") if running[name] > 1]
         yield "devices", f"{running['devices']}" + (f": {', '.join(parts)}" if parts else "")
         if "devices_that_share_experts" in running:
-            yield "experts", f"dealt out over {running['devices_that_share_experts']} devices"
+            sharing = running["devices_that_share_experts"]
+            yield "experts of a layer", f"dealt out over {sharing} devices" if sharing > 1 else "all on one device"
         yield "weights of a device", format_bytes(running["weight_bytes_per_device"])
     yield "KV cache per token", f"{format_bytes(running['kv_bytes_per_token'])} in {running['kv_cache_dtype']}{each}"
     yield "KV cache, full context", format_bytes(running["kv_bytes_full_context"])

@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+from models.fixture_models import FIXTURES
 from tiny_folder import write_tiny_folder
 
 
@@ -28,6 +30,17 @@ def test_info_describes_replicas_and_stages(tmp_path):
     assert running["weight_bytes"] == one["running"]["weight_bytes"]
     assert one["running"]["weight_bytes"] / 2 <= running["weight_bytes_per_device"] < one["running"]["weight_bytes"]
     assert 2 * running["kv_bytes_per_token"] == one["running"]["kv_bytes_per_token"]
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(("stages", "devices", "said"), [
+    (1, 2, "dealt out over 2 devices"), (2, 1, "all on one device")])
+def test_info_says_over_how_many_devices_experts_are_dealt_out(stages, devices, said):
+    """Over replicas, but not where these are pipelines."""
+    asked = ("info", FIXTURES / "granitemoe", "--data-parallel-size", 2, "--pipeline-parallel-size", stages,
+             "--enable-expert-parallel", "--kv-cache-bytes", "1M")
+    assert json.loads(run(*asked, "--json").stdout)["running"]["devices_that_share_experts"] == devices
+    assert said in run(*asked).stdout
 
 
 def test_generate_gives_one_devices_text(tmp_path):

@@ -26,9 +26,6 @@ from jaxllm.errors import EngineError, ParameterError
 from jaxllm.parallel.mesh import chosen_mesh
 from jaxllm.parallel.pipeline import replica_partitions
 
-SHAPES = [(2, 2), (8, 1)]
-"""Sizes of data and tensor; ``combinations_cases.py`` has the others."""
-QUICK = [(2, 2)]
 _ENGINES = {}
 
 
@@ -67,16 +64,15 @@ def check_shares(engine, data, tensor):
         assert max(cached.values()) <= POOL
 
 
-@pytest.mark.parametrize(("data", "tensor"), [
-    pytest.param(*shape, id="x".join(map(str, shape)), marks=() if shape in QUICK else pytest.mark.sweep)
-    for shape in SHAPES])
-def test_tokens_and_log_probabilities_are_those_of_one_device(data, tensor):
-    engine = spread(data, tensor)
+@pytest.mark.sweep
+def test_eight_replicas_give_what_one_device_gives():
+    """Fewer are among ``combinations_cases.py``."""
+    engine = spread(8)
     check(all_at_once(engine, requests()), expected("moe"))
     assert all(stats.num_generated_tokens for stats in engine.replica_stats())
-    check_shares(engine, data, tensor)
 
 
+@pytest.mark.sweep
 def test_experts_over_eight_devices_leave_each_of_them_a_cache_of_its_own():
     """At equal bytes of the cache on each, eight have at least seven times the tokens."""
     one, eight = engine_over("moe", 1, 1, 1), spread(8)
@@ -97,6 +93,7 @@ def test_an_uneven_tail_ends_with_replicas_that_have_nothing_to_do():
     assert [stats.num_steps - each for stats, each in zip(engine.replica_stats(), before, strict=True)] == steps
 
 
+@pytest.mark.sweep
 def test_cached_prefixes_and_preemption_change_nothing():
     """A pool of five usable blocks in each replica: requests of four preempt one another where several are."""
     shared = prompts(1, 3, low=17, high=18)[0]
