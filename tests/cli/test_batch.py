@@ -88,7 +88,7 @@ def test_results_can_be_standard_output(run, folder, small, files):
 
 @pytest.mark.parametrize(("arguments", "message"), [
     (["--temperature", "-1"], "temperature=-1.0 is not allowed"),
-    (["--max-in-flight", "0"], "greater than or equal to 1"),
+    (["--max-in-flight", "0"], "is not an integer >= 1"),
 ])
 def test_wrong_usage_is_exit_code_2_before_anything_is_opened(run, files, arguments, message):
     result = run("batch", "-m", "/no/such/model", *files, *arguments)
