@@ -31,4 +31,4 @@ def test_the_example_of_the_page_on_adding_a_model_is_what_is_there():
     named = set(re.findall(r"`(\w+)`", page.split("## 2")[0])) - others
     assert named == {field.name for field in dataclasses.fields(DecoderConfig)} & named
     switches = {field.name for field in dataclasses.fields(DecoderConfig) if field.default is not dataclasses.MISSING}
-    assert named >= switches - {"position_offset", "embedding_norm", "shard"}
+    assert named >= switches - {"position_offset", "embedding_norm", "shard", "exchange"}
