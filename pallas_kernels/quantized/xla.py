@@ -23,7 +23,7 @@ def quantized_matmul_xla(x: Float[Array, "T I"], weight: UInt8[Array, "O bytes"]
     """Whichever implementation `matmul` has for the decoded weight; of I8, sums of integers."""
     rows = decode(weight, FORMATS[kind], kind)
     if FORMATS[kind].rounds_x:
-        return jnp.matmul(rounded(x), rows.T, precision=jax.lax.Precision.HIGHEST).astype(out_dtype)
+        return matmul(rounded(x), rows, out_dtype)
     if scale is None:
         return matmul(x, rows.astype(x.dtype), out_dtype)
     high, low, x_scale = quantize_rows(x)

@@ -6,15 +6,11 @@
 
 #include "matmul_a8.h"
 #include "matmul_a8_codes.h"
+#include "matmul_tiles.h"
 
 namespace pallas_kernels {
 namespace {
 
-inline int number_at(const char* p) {
-  int number;
-  std::memcpy(&number, p, sizeof number);
-  return number;
-}
 inline float float_at(const char* p) {
   float number;
   std::memcpy(&number, p, sizeof number);

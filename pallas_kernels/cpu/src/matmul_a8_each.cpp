@@ -4,16 +4,9 @@
 #include "flush_denormals.h"
 #include "lanes_bfloat16.h"
 #include "matmul_a8_dot.h"
-#include "matmul_tiles.h"
 
 namespace pallas_kernels {
 namespace {
-
-constexpr int64_t kGroup = 32;  // inputs with a factor of their own
-
-struct Span {
-  int64_t first, last;
-};
 
 // 32 inputs of a token. Below 2^-100 they count as zeros; if one is no number, or infinite, their factor is no number.
 struct Rounded {
@@ -33,7 +26,7 @@ struct Rounded {
     factor = largest * (1.0f / 127.0f) + none;
   }
 
-  alignas(16) uint8_t codes[kGroup];
+  alignas(16) uint8_t codes[kInputsPerStep];
   int sum[2];
   float factor;
 };

@@ -37,12 +37,6 @@ constexpr bool kExceeds = std::is_same_v<Numbers, Int8>;
 
 constexpr int64_t kSliceSteps = 18;  // two panels of it stay in the first-level cache
 
-inline int number_at(const char* p) {
-  int number;
-  std::memcpy(&number, p, sizeof number);
-  return number;
-}
-
 // 16 rows of 64 bytes. In terms of few multiples of row_bytes, which addresses are made of: 16 would not fit in registers.
 inline __attribute__((always_inline)) void load_rows(__m512i (&rows)[16], const char* p, int64_t row_bytes) {
   const int64_t three = 3 * row_bytes, five = 5 * row_bytes, seven = 7 * row_bytes;

@@ -32,10 +32,6 @@ inline void store(const Matmul& m, const float* sums, int64_t output, int64_t bl
   }
 }
 
-struct Span {
-  int64_t first, last;
-};
-
 // The outputs of a piece of work, and where the thread's next one begins (kNoOutput: there is none).
 struct Outputs {
   int64_t first, last, next;

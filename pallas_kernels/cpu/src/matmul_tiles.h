@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstring>
 
 #include "ahead.h"
 #include "gate.h"
@@ -15,6 +16,17 @@ namespace pallas_kernels {
 namespace {
 
 constexpr int64_t kPanel = 16;  // outputs of a tile
+
+struct Span {
+  int64_t first, last;
+};
+
+// A number of 32 bits.
+inline int number_at(const char* p) {
+  int number;
+  std::memcpy(&number, p, sizeof number);
+  return number;
+}
 
 inline unsigned first_bits(int64_t count) { return count >= 16 ? 0xffff : (1u << count) - 1; }
 
