@@ -97,18 +97,23 @@ def nbytes(model, *words):
     pytest.param(*case, id=f"{case[0]} {'x'.join(map(str, case[1]))}{' by expert' * case[2]}",
                  marks=() if case in QUICK else pytest.mark.sweep) for case in CASES])
 def test_tokens_and_log_probabilities_are_those_of_one_device(name, shape, by_expert):
-    """Float32; sums over ``tensor`` are in another order, a few units in the last place of numbers near 10: 1e-4."""
     engine = engine_over(name, *shape, by_expert=by_expert)
     found = all_at_once(engine, requests())
-    for output, like in zip(found, expected(name), strict=True):
+    check(found, expected(name))
+    assert all(stats.num_generated_tokens for stats in engine.replica_stats())
+    check_shares(engine, name, shape, by_expert=by_expert)
+
+
+def check(found, wanted):
+    """Float32; sums over ``tensor`` are in another order, a few units in the last place of numbers near 10: 1e-4."""
+    for output, like in zip(found, wanted, strict=True):
+        assert output.error is None
         (sample,), (as_one,) = output.outputs, like.outputs
         assert sample.token_ids == as_one.token_ids
         for token, here, there in zip(sample.token_ids, sample.logprobs, as_one.logprobs, strict=True):
             common = here.keys() & there.keys()
             assert token in common
             assert all(abs(here[each].logprob - there[each].logprob) < 1e-4 for each in common)
-    assert all(stats.num_generated_tokens for stats in engine.replica_stats())
-    check_shares(engine, name, shape, by_expert=by_expert)
 
 
 def check_shares(engine, name, shape, *, by_expert):

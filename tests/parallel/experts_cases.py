@@ -10,6 +10,7 @@ from parallel.combinations_cases import (
     BLOCK,
     POOL,
     bytes_by_device,
+    check,
     engine_over,
     expected,
     model_and_params,
@@ -35,18 +36,6 @@ def spread(data, tensor=1, **sizes):
     if key not in _ENGINES:
         _ENGINES[key] = engine_over("moe", data, 1, tensor, by_expert=data * tensor > 1, **sizes)
     return _ENGINES[key]
-
-
-def check(found, wanted):
-    """Float32; sums over ``tensor`` are in another order, a few units in the last place of numbers near 10: 1e-4."""
-    for output, like in zip(found, wanted, strict=True):
-        assert output.error is None
-        (sample,), (as_one,) = output.outputs, like.outputs
-        assert sample.token_ids == as_one.token_ids
-        for token, here, there in zip(sample.token_ids, sample.logprobs, as_one.logprobs, strict=True):
-            common = here.keys() & there.keys()
-            assert token in common
-            assert all(abs(here[each].logprob - there[each].logprob) < 1e-4 for each in common)
 
 
 def check_shares(engine, data, tensor):
