@@ -23,6 +23,8 @@ def unsupported(q: Array, k_pool: Pool, v_pool: Pool, **options: Any) -> str | N
         return f"queries are bfloat16, not {q.dtype}"
     if options.get("alibi_slopes") is not None:
         return "it knows no alibi_slopes"
+    if getattr(options.get("metadata"), "stride", None) is not None:
+        return "it knows no stride of blocks"
     if options.get("chunk") is not None:
         return "it knows no chunk"
     if q.shape[2] % 16 or q.shape[2] > LARGEST_HEAD_DIM:

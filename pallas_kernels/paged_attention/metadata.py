@@ -26,6 +26,8 @@ class PagedAttentionMetadata:
     num_tokens_padded: int = _static()
     block_size: int = _static()
     deterministic: bool = field(default=False, metadata={"static": True})
+    stride: int | None = field(default=None, metadata={"static": True})
+    offset: Int32[Array, ""] | None = None
 
 
 @partial(jax.tree_util.register_dataclass)
@@ -59,12 +61,17 @@ def paged_attention_metadata(
     num_tokens_padded: int,
     block_size: int,
     deterministic: bool = False,
+    stride: int | None = None,
+    offset: Int32[Array, ""] | None = None,
 ) -> PagedAttentionMetadata:
     """Describe one step; computed once, before the layers, inside the traced function.
 
     ``tables[r]`` holds the physical blocks of row r in order of position (entries past its length are never used),
     ``query_start[r]`` the first of its tokens in q, ``lengths[r]`` its context including this step's tokens.
-    deterministic: as if each `paged_attention` of the step were given it.
+    deterministic: as if each `paged_attention` of the step were given it. stride, offset: both or neither, where the
+    pools hold a part of every block: slot s of a row's block number m holds position ``m * stride + offset + s``,
+    ``block_size <= stride`` and ``0 <= offset <= stride - block_size``, the same for all rows. Attention is then to the
+    keys that are here alone; a query that sees none of them gets zeros and, without sinks, a log-sum-exp of ``-inf``.
     """
     _check_rows(query_start, lengths)
     if tables.ndim != 2 or tables.shape[0] != lengths.shape[0]:
@@ -74,7 +81,16 @@ def paged_attention_metadata(
         raise ValueError(f"num_tokens_padded={num_tokens_padded} must be at least 1")
     if block_size < 1:
         raise ValueError(f"block_size={block_size} must be at least 1")
-    return PagedAttentionMetadata(tables, query_start, lengths, num_tokens_padded, block_size, deterministic)
+    if (stride is None) != (offset is None):
+        raise ValueError(f"stride={stride} and offset={offset} go together: both or neither")
+    if stride is not None and stride < block_size:
+        raise ValueError(f"stride={stride} must be at least block_size={block_size}")
+    if offset is not None:
+        if offset.shape != ():
+            raise ValueError(f"offset must be a scalar, got shape {offset.shape}")
+        _check_int32("offset", offset)
+    return PagedAttentionMetadata(tables, query_start, lengths, num_tokens_padded, block_size, deterministic, stride,
+                                  offset)
 
 
 def _check_rows(query_start: Array, lengths: Array) -> None:

@@ -35,12 +35,12 @@ def paged_attention_oracle(
     )
 
     def on_host(*arrays: Any) -> tuple[np.ndarray, np.ndarray]:
-        q, k_pool, v_pool, tables, query_start, lengths, sinks, slopes = jax.tree.map(np.asarray, arrays)
+        q, k_pool, v_pool, tables, query_start, lengths, sinks, slopes, offset = jax.tree.map(np.asarray, arrays)
         return attend_rows(q, k_pool, v_pool, tables, query_start, lengths, scale, window, soft_cap, sinks, slopes,
-                           chunk)
+                           chunk, metadata.stride, offset)
 
     operands = (q, k_pool, v_pool, metadata.tables, metadata.query_start, metadata.lengths)
-    values, lse = jax.pure_callback(on_host, out, *operands, sinks, alibi_slopes)
+    values, lse = jax.pure_callback(on_host, out, *operands, sinks, alibi_slopes, metadata.offset)
     values = values.astype(q.dtype)
     return (values, lse) if return_lse else values
 
@@ -58,6 +58,8 @@ def attend_rows(
     sinks: np.ndarray | None = None,
     alibi_slopes: np.ndarray | None = None,
     chunk: int | None = None,
+    stride: int | None = None,
+    offset: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The same on numpy arrays: one query, one head, its visible keys, a softmax."""
     num_tokens, num_heads, head_dim = q.shape
@@ -72,7 +74,12 @@ def attend_rows(
             first = 0 if window is None else max(0, position - window + 1)
             first = first if chunk is None else position // chunk * chunk
             visible = np.arange(first, position + 1)
-            block, slot = tables[row, visible // block_size], visible % block_size
+            column, slot = np.divmod(visible, stride or block_size)
+            slot = slot if offset is None else slot - offset
+            here = (slot >= 0) & (slot < block_size)
+            visible, slot, block = visible[here], slot[here], tables[row, column[here]]
+            if not len(visible) and sinks is None:
+                continue
             for head in range(num_heads):
                 keys, values = (_read(pool, (block, head // repeat, slot)) for pool in (k_pool, v_pool))
                 logits = keys @ q[token, head].astype(np.float64) * scale
@@ -81,7 +88,7 @@ def attend_rows(
                 if alibi_slopes is not None:
                     logits = logits - np.float64(alibi_slopes[head]) * (position - visible)
                 extra = [] if sinks is None else [np.float64(sinks[head])]
-                largest = max([logits.max(), *extra])
+                largest = max([*logits, *extra])
                 weights = np.exp(logits - largest)
                 total = weights.sum() + sum(np.exp(logit - largest) for logit in extra)
                 out[token, head] = weights @ values / total

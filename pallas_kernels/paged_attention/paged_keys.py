@@ -6,27 +6,32 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, DTypeLike, Float, Int32
 
+from pallas_kernels.paged_attention.metadata import PagedAttentionMetadata
 from pallas_kernels.paged_attention.online_softmax import Keys
 from pallas_kernels.paged_attention.tiles import blocks_per_group
 from pallas_kernels.scaled_pool import Pool, ScaledPool
 
 
 class PagedKeys:
-    """The pools and tables of one attention layer, read in groups that begin at multiples of ``group_size``."""
+    """The pools and tables of one attention layer, read in groups of ``group_size`` slots of whole blocks, which cover
+    ``group_stride`` positions: as many, unless the pools hold a part of every block."""
 
-    def __init__(self, k_pool: Pool, v_pool: Pool, tables: Int32[Array, "R M"], dtype: DTypeLike) -> None:
+    def __init__(self, k_pool: Pool, v_pool: Pool, metadata: PagedAttentionMetadata, dtype: DTypeLike) -> None:
         """dtype: of the queries, to which bytes are converted; a value's scale goes into its weights, which in float16
         could become too small, so that there values become float32."""
         self.num_blocks, self.num_kv_heads, self.block_size, self.head_dim = k_pool.shape
         self.blocks = blocks_per_group(self.block_size)
         self.group_size = self.blocks * self.block_size
         self._dtypes = jnp.dtype(dtype), jnp.dtype(jnp.float32 if dtype == jnp.float16 else dtype)
-        self._tables = tables
+        self._stride = metadata.stride or self.block_size
+        self._offset = metadata.offset
+        self.group_stride = self.blocks * self._stride
+        self._tables = metadata.tables
         (self._k, self._k_scales), (self._v, self._v_scales) = self._by_head(k_pool), self._by_head(v_pool)
 
     def num_groups(self, length: Int32[Array, ""]) -> Int32[Array, ""]:
         """Groups that a context of this length touches."""
-        return (length + self.group_size - 1) // self.group_size
+        return (length + self.group_stride - 1) // self.group_stride
 
     def read(
         self, rows: Int32[Array, " B"], group: Int32[Array, ""], first: Int32[Array, " B"], end: Int32[Array, " B"]
@@ -42,7 +47,7 @@ class PagedKeys:
         blocks = jnp.clip(blocks, 0, self.num_blocks - 1)
         head = jnp.arange(self.num_kv_heads, dtype=jnp.int32)
         index = blocks[:, None, :] * self.num_kv_heads + head[None, :, None]
-        positions = group * self.group_size + jnp.arange(self.group_size, dtype=jnp.int32)
+        positions = self._positions(group)
         owned = (positions >= first[:, None]) & (positions < end[:, None])
         merged = (batch * self.num_kv_heads, self.group_size)
         k = self._k.at[index].get(mode="promise_in_bounds").reshape(*merged, self.head_dim)
@@ -57,6 +62,13 @@ class PagedKeys:
                 batch, self.num_kv_heads, self.group_size), 0).reshape(merged)
             for pool in (self._k_scales, self._v_scales))
         return Keys(k.astype(self._dtypes[0]), v.astype(self._dtypes[1]), positions, k_scales, v_scales)
+
+    def _positions(self, group: Int32[Array, ""]) -> Int32[Array, " G"]:
+        slots = jnp.arange(self.group_size, dtype=jnp.int32)
+        if self._offset is None:
+            return group * self.group_size + slots
+        begins = group * self.group_stride + slots // self.block_size * self._stride
+        return begins + self._offset + slots % self.block_size
 
     def _by_head(self, pool: Pool) -> tuple[Array, Array | None]:
         """Numbers, and scales if they have any, one line for each block and kv head."""

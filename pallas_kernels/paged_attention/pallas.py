@@ -27,6 +27,8 @@ def unsupported(
         return f"it computes bfloat16 and float16, not {q.dtype}"
     if options.get("alibi_slopes") is not None:
         return "it knows no alibi_slopes"
+    if metadata.stride is not None:
+        return "it knows no stride of blocks"
     if options.get("chunk") is not None:
         return "it knows no chunk"
     scaled = isinstance(k_pool, ScaledPool)

@@ -24,6 +24,8 @@ def unsupported(q: Array, k_pool: Pool, v_pool: Pool, **options: Any) -> str | N
     """Why these operands are left to another implementation, or ``None``."""
     if options.get("alibi_slopes") is not None:
         return "there are no alibi_slopes"
+    if getattr(options.get("metadata"), "stride", None) is not None:
+        return "it knows no stride of blocks"
     if options.get("chunk") is not None:
         return "there is no chunk"
     head_dim, block_size = q.shape[2], k_pool.shape[2]

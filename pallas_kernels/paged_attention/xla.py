@@ -58,7 +58,7 @@ def paged_attention_xla(
         raise ValueError("deterministic=True: what XLA computes on a GPU depends on the batch; see "
                          "registry.explain('paged_attention') for an implementation that does not")
     softmax = _Softmax(scale, window, chunk, soft_cap, sinks, alibi_slopes)
-    keys = PagedKeys(k_pool, v_pool, metadata.tables, q.dtype)
+    keys = PagedKeys(k_pool, v_pool, metadata, q.dtype)
     tiles = cut_into_tiles(metadata.query_start, metadata.lengths, metadata.num_tokens_padded)
     decode, decode_lse = _decode_rows(q, keys, metadata, tiles, softmax)
     out, lse = _prefill_chunks(q, keys, metadata, tiles, softmax)
@@ -177,7 +177,7 @@ def _biases(slopes: Float[Array, "B Q"] | None, back: Int32[Array, "B Q G"]) -> 
 
 
 def _first_group(keys: PagedKeys, first: Int32[Array, " ..."], softmax: _Softmax) -> Int32[Array, ""] | int:
-    return 0 if softmax.window is None and softmax.chunk is None else jnp.min(first) // keys.group_size
+    return 0 if softmax.window is None and softmax.chunk is None else jnp.min(first) // keys.group_stride
 
 
 def _replace_rows(array: Array, rows: Array, begin: Int32[Array, ""], keep: Array) -> Array:
