@@ -39,6 +39,8 @@ class FirstStep:
         keys = [*programs.forward_keys(smallest), *programs.forward_keys(tokens),
                 Key("sample", programs.row_buckets[0], variant_of(self.params)), Key("update_table"),
                 Key("allocate_pool")]
+        if self.num_tokens > largest:
+            keys += programs.fill_keys()
         if needs_state(self.params):
             keys += [Key("empty_state"), Key("set_sampling_slot")]
         return list(dict.fromkeys(keys))

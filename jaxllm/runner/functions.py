@@ -64,6 +64,7 @@ class StepFunctions:
             "begin": (self.begin, ()),
             "resume": (self.resume, ()),
             "layers": (functools.partial(self.layers, kind), (1, 3)),
+            "fill": (functools.partial(self.fill, kind), (3,)),
             "end": (self.end, ()),
             "sample": (functools.partial(self.sample, kind), (1,)),
             "prompt_logprobs": (self.prompt_logprobs, ()),
@@ -111,6 +112,12 @@ class StepFunctions:
         nested = [in_fixed_order(unstacked(jax.tree.unflatten(tree, leaves)), self.config.deterministic)
                   for tree, leaves in zip(self.model.layer_trees[chunk.layers], params, strict=True)]
         return self.model.modules.run_layers(chunk.layers, nested, x, step, cache, chunk.places)
+
+    def fill(self, kind: int, params: Sequence[Leaves], x: Float[Array, "T D"], step: StepContexts, cache: KVPool
+             ) -> KVPool:
+        """What the last run of layers writes, for steps in which nobody reads its result: the last layer's attention
+        and MLP are then not computed."""
+        return self.layers(kind, params, x, step, cache)[1]
 
     def end(self, outer: Params, x: Float[Array, "T D"], sample_rows: Int[Array, " B"]
             ) -> tuple[Float[Array, "B D"], Float[Array, "T D"]]:

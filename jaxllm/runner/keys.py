@@ -20,6 +20,9 @@ PROMPT_LOGPROB_ROWS = 64
 """Prompt tokens whose logits are in memory at once."""
 VOCAB_LOGPROB_ROWS = 8
 """Rows whose log-probabilities of the whole vocabulary are computed per call of ``vocab_logprobs``."""
+FILL_LAYERS = 10
+"""Of longer runs of layers no ``fill`` is compiled: it would take as long as the run, and save one layer of many."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LayerChunk:

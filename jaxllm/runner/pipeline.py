@@ -94,7 +94,7 @@ class PipelineRunner(Runner):
         for stage in self._earlier:
             stage.move_blocks(plan)
 
-    def _forward(self, batch: StepBatch) -> tuple[Any, Any]:
+    def _forward(self, batch: StepBatch, *, read: bool = True) -> tuple[Any, Any]:
         x: Any = None
         for stage, weights in zip(self.stages, self.staged.stages, strict=True):
             assert weights is not None
@@ -103,5 +103,5 @@ class PipelineRunner(Runner):
             else:
                 step, sample_rows = stage.programs.resume(stage.table, batch)
                 x = jax.device_put(x, stage.partition.replicated)
-            stage.cache, x = stage.programs.layers(weights.layers, x, step, stage.cache)
-        return self.programs.end(self.weights.outer, x, sample_rows)
+            stage.cache, x = stage.programs.layers(weights.layers, x, step, stage.cache, read=read)
+        return self.programs.end(self.weights.outer, x, sample_rows) if read else (None, None)

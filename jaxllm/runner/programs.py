@@ -3,6 +3,8 @@
 ``forward`` runs the model over a step's tokens, as three programs: ``begin`` (embedding, positions, attention
 metadata), ``layers`` for a few layers at a time, ``end`` (norm, rows to sample). Layers of one kind share their
 executable: a CPU takes a third of a second to compile a layer, and as long as that again for each more in the program.
+Where nobody reads a step's hidden rows (all steps of a long prompt but its last), ``fill`` takes the place of the last
+layers, without what only those rows need.
 ``sample`` turns hidden rows into tokens; the others are small: table deltas, block copies, one slot's sampling state,
 log-probabilities of prompt tokens or of the whole vocabulary.
 """
@@ -34,7 +36,7 @@ from jaxllm.runner.batch import StepBatch
 from jaxllm.runner.buckets import buckets
 from jaxllm.runner.functions import StepFunctions
 from jaxllm.runner.host_pool import HostBlocks
-from jaxllm.runner.keys import Key, layer_chunks
+from jaxllm.runner.keys import FILL_LAYERS, Key, layer_chunks
 from jaxllm.runner.signatures import Signatures
 from jaxllm.sampling import SampleOutput, SamplingRows, SamplingState, SlotRow, TokenLogprobs, Variant, VocabLogprobs
 
@@ -72,6 +74,7 @@ class Programs:
         return [
             *(Key(program, tokens) for program in self._programs_of_tokens for tokens in self.token_buckets),
             *(Key("layers", tokens, kind) for kind in self.kinds for tokens in self.token_buckets),
+            *self.fill_keys(),
             *(Key("sample", rows, variant) for variant in self._variants for rows in self.row_buckets),
             *(Key(program) for program in self._single_programs),
         ]
@@ -106,6 +109,15 @@ class Programs:
         end = [Key("end", tokens)] if self.last else []
         return [Key(self._begins, tokens), *(Key("layers", tokens, kind) for kind in self.kinds), *end]
 
+    def fill_keys(self) -> list[Key]:
+        """What a step from which nothing is read needs in place of its last layers: only steps of a long prompt are
+        such, all but its last, and these have the largest bucket's tokens."""
+        if not (self.last and self.kinds):
+            return []
+        chunk = self.chunks[-1]
+        short = chunk.layers.stop - chunk.layers.start <= FILL_LAYERS
+        return [Key("fill", self.token_buckets[-1], chunk.kind)] if short else []
+
     @property
     def num_executables(self) -> int:
         """Executables compiled so far."""
@@ -117,7 +129,7 @@ class Programs:
         programs = len(self._programs_of_tokens) + len(self.kinds)
         return (f"at most {len(self.all_keys())} executables: {programs} programs x {tokens} token buckets "
                 f"{self.token_buckets} + {variants} samplers x {rows} row buckets {self.row_buckets} + "
-                f"{len(self._single_programs)}")
+                f"{len(self._single_programs) + len(self.fill_keys())}")
 
     def compile(self, key: Key) -> Any:
         """The executable of a key, compiled now if it is not there; threads may compile different ones at once."""
@@ -164,15 +176,23 @@ class Programs:
         """``begin`` where an earlier stage has begun the residual stream."""
         return self._run(Key("resume", batch.num_tokens), table, batch)
 
-    def layers(self, layers: Sequence[Leaves], x: Array, step: StepContexts, cache: KVPool) -> tuple[KVPool, Array]:
-        """The layers, as many as there are here. Donates ``x`` and ``cache``."""
-        written = cache.copy()
-        for chunk in self.chunks:
-            x, part = self._run(Key("layers", self._bucket(x), chunk.kind), layers[chunk.layers], x,
-                                step.select(chunk.groups), [written[number] for number in chunk.arrays])
-            for number, array in zip(chunk.arrays, part, strict=True):
-                written[number] = array
-        return written, x
+    def layers(self, layers: Sequence[Leaves], x: Array, step: StepContexts, cache: KVPool, *, read: bool = True
+               ) -> tuple[KVPool, Any]:
+        """The layers, as many as there are here. Donates ``x`` and ``cache``. read: whether somebody reads the hidden
+        rows; if not there may be none."""
+        written: KVPool = cache.copy()
+        result: Any = x
+        fill = None if read else next((key for key in self.fill_keys() if key.bucket == self._bucket(x)), None)
+        for number, chunk in enumerate(self.chunks, 1):
+            arguments = (layers[chunk.layers], result, step.select(chunk.groups),
+                         [written[number] for number in chunk.arrays])
+            if fill is not None and number == len(self.chunks):
+                result, part = None, self._run(fill, *arguments)
+            else:
+                result, part = self._run(Key("layers", self._bucket(x), chunk.kind), *arguments)
+            for array, values in zip(chunk.arrays, part, strict=True):
+                written[array] = values
+        return written, result
 
     def _bucket(self, x: Array) -> int:
         return x.shape[0]

@@ -142,7 +142,14 @@ class Runner(Stage):
     def dispatch(self, plan: StepPlan) -> StepResult:
         """Start one step; the result's arrays are on the device and may not be ready yet."""
         batch = self._prepare(plan, plan.num_tokens)
-        return self._finish(plan, batch, *self._forward(batch))
+        if self._is_read(plan):
+            return self._finish(plan, batch, *self._forward(batch))
+        self._forward(batch, read=False)
+        return StepResult(None, [])
+
+    def _is_read(self, plan: StepPlan) -> bool:
+        """Whether anything of the step's hidden rows is needed; if not, the step only writes to the cache."""
+        return bool(plan.sampled or _places(self._want_prompt_logprobs, plan.slot))
 
     def _prepare(self, plan: StepPlan, num_tokens: int) -> StepBatch:
         """What precedes ``forward``, and its batch: of the bucket for so many tokens, the plan's or more."""
@@ -160,11 +167,11 @@ class Runner(Stage):
         reported = rows if _places(self._want_hidden, plan.sampler_slot) else None
         return StepResult(self._sample(plan, rows, masks), prompt_logprobs, vocab_logprobs, reported)
 
-    def _forward(self, batch: StepBatch) -> tuple[Any, Any]:
-        """The hidden rows to sample from, and all hidden rows."""
+    def _forward(self, batch: StepBatch, *, read: bool = True) -> tuple[Any, Any]:
+        """The hidden rows to sample from, and all hidden rows; if they are to be read."""
         x, step, sample_rows = self.programs.begin(self.weights.outer, self.table, self.newest, batch)
-        self.cache, x = self.programs.layers(self.weights.layers, x, step, self.cache)
-        return self.programs.end(self.weights.outer, x, sample_rows)
+        self.cache, x = self.programs.layers(self.weights.layers, x, step, self.cache, read=read)
+        return self.programs.end(self.weights.outer, x, sample_rows) if read else (None, None)
 
     def _admit(self, admitted: Sequence[RequestSequence]) -> None:
         for sequence in admitted:

@@ -59,7 +59,7 @@ class Signatures:
         pool, whole = self.partition.pool_spec(self.functions.spec), PartitionSpec()
         if key.program == "layers":
             return whole, pool
-        return pool if key.program in ("allocate_pool", "copy_blocks", "read_blocks", "write_blocks") else whole
+        return pool if key.program in ("fill", "allocate_pool", "copy_blocks", "read_blocks", "write_blocks") else whole
 
     def _of(self, key: Key) -> tuple[Any, ...]:
         if key.program in ("allocate_pool", "empty_state"):
@@ -79,7 +79,7 @@ class Signatures:
             return outer, table, _ints(rows), batch
         if key.program == "resume":
             return table, batch
-        if key.program in ("layers", "end"):
+        if key.program in ("layers", "fill", "end"):
             begin = Key("begin" if self.first else "resume", key.bucket)
             function = self.functions.begin if self.first else self.functions.resume
             made = jax.eval_shape(self.over_devices(begin, function), *self.of(begin))

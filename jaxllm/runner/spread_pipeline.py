@@ -69,7 +69,7 @@ class SpreadPipelineRunner(PipelineRunner):
     def _hand_back(self) -> None:
         self._steps.append((self.newest, self._samples))
 
-    def _forward(self, batch: StepBatch) -> tuple[Any, Any]:
+    def _forward(self, batch: StepBatch, *, read: bool = True) -> tuple[Any, Any]:
         shape, dtype = (batch.num_tokens, self.model.config.hidden_size), self.model.dtype
         x: Any = None
         for number, (stage, weights) in enumerate(zip(self.stages, self.staged.stages, strict=True)):
@@ -82,12 +82,12 @@ class SpreadPipelineRunner(PipelineRunner):
                     step, sample_rows = stage.programs.resume(stage.table, batch)
                 else:
                     x, step, sample_rows = stage.programs.begin(weights.outer, stage.table, self._newest, batch)
-                stage.cache, x = stage.programs.layers(weights.layers, x, step, stage.cache)
+                stage.cache, x = stage.programs.layers(weights.layers, x, step, stage.cache, read=read)
             else:
                 x = None
             if not number:
                 self._take_tokens()
-        return self.programs.end(self.staged.outer, x, sample_rows) if self.here else (None, None)
+        return self.programs.end(self.staged.outer, x, sample_rows) if self.here and read else (None, None)
 
     def _take_tokens(self) -> None:
         """Give the first stage those that the next step is fed."""
