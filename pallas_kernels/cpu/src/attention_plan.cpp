@@ -10,7 +10,7 @@ namespace pallas_kernels {
 namespace {
 
 // About as many numbers as the state of one tile may have, so that it stays in a core's cache.
-constexpr int64_t kStateFloats = 192 * 64;
+constexpr int64_t kStateFloats = 384 * 64;
 constexpr int64_t kTilesPerThread = 6;
 
 int64_t first_visible(const Attention& a, int64_t position) {
